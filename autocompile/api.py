@@ -1,0 +1,135 @@
+"""Run a study from the machine's check to its report: what the command line and `autocompile.tune` have in common."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autocompile.errors import MachineError, UserError
+from autocompile.executors.local import LocalExecutor
+from autocompile.report import Study
+from autocompile.settings import Settings, study_spec
+from autocompile.spec import Facts, StudySpec
+from autocompile.storage import Storage, exists
+from autocompile.tuner import Event, StudyResult, TrialEnded, WallClock, open_study, preflight
+from autocompile.tuner import tune as run_slices
+from autocompile.values import write_aside
+
+STORAGE = "sqlite:///studies/autocompile.db"
+STUDIES = Path("studies")
+
+log = logging.getLogger("autocompile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a study is kept and what runs its slices; no part of what makes it another study."""
+
+    study: str | None = None
+    storage: str = STORAGE
+    python: str = sys.executable
+    gpus: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A study that is about to run; made by ``opened``. ``began`` is when its budget began to count."""
+
+    name: str
+    spec: StudySpec
+    facts: Facts
+    folder: Path
+    place: Place
+    storage: Storage
+    executor: LocalExecutor
+    stop: threading.Event
+    began: float
+
+    def run(self, watch: Callable[[Event], None]) -> StudyResult:
+        """Measure until there is a verdict, and write ``report.md``."""
+        result = run_slices(
+            self.spec,
+            name=self.name,
+            storage=self.storage,
+            executor=self.executor,
+            folder=self.folder,
+            slots=slots(self.facts, self.place.gpus),
+            stop=self.stop,
+            watch=watch,
+            began=self.began,
+        )
+        write_report(result, self.folder)
+        return result
+
+
+@contextmanager
+def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
+    """Check machine and workload, then create or resume the study; nothing of it is written before the check passed."""
+    began = WallClock().now()
+    exists(place.storage)  # a storage that cannot be is refused at once
+    if place.study is not None and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", place.study) is None:
+        raise UserError(f'--study: expected letters, digits, ".", "_" and "-", found "{place.study}"')
+    stop = threading.Event()
+    executor = LocalExecutor(place.python, stop)
+    facts = preflight(spec, executor, folder_root=STUDIES, devices=place.gpus)
+    with Storage.open(place.storage) as storage:
+        name = open_study(spec, name=place.study, storage=storage, facts=facts, folder_root=STUDIES)
+        yield Opened(
+            name=name,
+            spec=spec,
+            facts=facts,
+            folder=STUDIES / name,
+            place=place,
+            storage=storage,
+            executor=executor,
+            stop=stop,
+            began=began,
+        )
+
+
+def slots(facts: Facts, gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The GPUs of each slice that may run at the same time: one slice for each GPU, one in all on a CPU."""
+    if facts.devices[0].type == "cpu":
+        return ((),)
+    return tuple((index,) for index in gpus or range(len(facts.devices)))
+
+
+def write_report(study: Study, folder: Path) -> None:
+    try:
+        write_aside(folder / "report.md", study.report())
+    except OSError as error:
+        raise MachineError(f"{folder / 'report.md'}: cannot be written: {error.strerror}") from error
+
+
+def tune(
+    *,
+    study: str | None = None,
+    storage: str = STORAGE,
+    python: str = sys.executable,
+    gpus: Sequence[int] = (),
+    **settings: Any,
+) -> StudyResult:
+    """`autocompile tune` from Python: the other arguments are its flags, such as ``model="llama2-7b", budget="30m"``.
+
+    ``set`` may be a mapping. Slices run in child processes as ever; progress goes to the logger `autocompile`.
+    """
+    words = settings.get("set", ())
+    if isinstance(words, Mapping):
+        settings["set"] = [f"{key}={value}" for key, value in words.items()]
+    spec = study_spec(Settings(**settings))
+    with opened(spec, Place(study=study, storage=storage, python=python, gpus=tuple(gpus))) as ready:
+        return ready.run(_log)
+
+
+def _log(event: Event) -> None:
+    if isinstance(event, TrialEnded):
+        from autocompile.report.words import ended
+
+        log.info(ended(event.record))

@@ -1,0 +1,155 @@
+"""Put a study's best config onto a model in the user's own script."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+import yaml
+from pydantic import ValidationError
+from torch import nn
+from torch._dynamo.utils import counters
+
+from autocompile.errors import ConfigMismatch, UserError
+from autocompile.knobs import Setup, apply_config, default_regions
+from autocompile.slice.environment import environment
+from autocompile.slice.telemetry import sdpa_kernels
+from autocompile.spec import BestConfig, Method
+
+log = logging.getLogger("autocompile")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What one step really used: calls per compiled group, graphs, attention kernels, and what did not fit."""
+
+    calls: Mapping[str, int]
+    graphs: int
+    sdpa_kernels: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """What was done to the model, and what only the script can do; every knob is in one of the two."""
+
+    applied: Mapping[str, str]
+    yours: Mapping[str, str]
+    setup: Setup
+    sequence_length: int
+
+    def check(self, step: Callable[[], Any] | None = None) -> Check:
+        """After a training step: which regions ran compiled. With ``step`` one more is run under the profiler.
+
+        Warns about regions that were never called (``loss`` must call the model it is given), graphs missing, and a
+        sequence length that is not the study's.
+        """
+        seen_lengths: set[int] = set()
+        kernels = self._profiled(step, seen_lengths) if step else ()
+        calls = {group.name: group.calls for group in self.setup.groups}
+        graphs = counters["stats"]["unique_graphs"]
+        found = [f"{name} was never called, so it runs eager" for name, n in calls.items() if n == 0]
+        if self.setup.groups and not graphs:
+            found.append("nothing was compiled yet: check after the first step")
+        if seen_lengths - {self.sequence_length}:
+            lengths = ", ".join(str(length) for length in sorted(seen_lengths))
+            found.append(f"sequence length {lengths}: the study measured {self.sequence_length}")
+        for text in found:
+            log.warning(text)
+        return Check(calls=calls, graphs=graphs, sdpa_kernels=kernels, warnings=tuple(found))
+
+    def _profiled(self, step: Callable[[], Any], seen_lengths: set[int]) -> tuple[str, ...]:
+        def look(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            ids = kwargs.get("input_ids", args[0] if args else None)
+            if isinstance(ids, torch.Tensor) and ids.ndim == 2:
+                seen_lengths.add(ids.shape[1])
+
+        handle = self.setup.model.register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            with torch.profiler.profile() as profile:
+                step()
+        finally:
+            handle.remove()
+        return sdpa_kernels([event.name for event in profile.events() or []])
+
+
+def load(path: str | Path) -> BestConfig:
+    """Read a best-config file. Raises UserError with the file and the field for anything that is not one."""
+    try:
+        return BestConfig.model_validate(yaml.safe_load(Path(path).read_text()))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
+
+
+def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied:
+    """Configure ``model`` in place as the study measured it; after PEFT and ``.to``, before DDP and the first call.
+
+    Raises ConfigMismatch, naming the field, where GPU, versions, method or model type are not the study's;
+    ``strict=False`` warns instead. What the script must do itself is in ``yours`` and is logged once at WARNING.
+    """
+    best = load(path)
+    for message in _mismatches(model, best):
+        if strict:
+            raise ConfigMismatch(f"{path}: {message}")
+        log.warning("%s: %s", path, message)
+    _warn_if_used(model)
+    setup = apply_config(Setup(model=model, regions=default_regions(model)), best.config)
+    yours = {**setup.yours, **_script_settings(best)}
+    log.warning("autocompile: left to your script: %s", "; ".join(yours.values()))
+    return Applied(applied=setup.applied, yours=yours, setup=setup, sequence_length=best.made_for.sequence_length)
+
+
+def _script_settings(best: BestConfig) -> dict[str, str]:
+    made_for, workload = best.made_for, best.workload
+    return {
+        "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
+        "precision": f"train in {workload.precision}",
+        "optimizer": f"use fused {workload.spec.optimizer}",
+        "sequence_length": f"the study measured sequences of {made_for.sequence_length}, mask {workload.spec.mask}",
+        "parallel": f"the study measured parallel={made_for.parallel}",
+    }
+
+
+def _mismatches(model: nn.Module, best: BestConfig) -> list[str]:
+    here = environment(next(model.parameters()).device)
+    adapters = any("lora_" in name for name, _ in model.named_parameters())
+    quantised = any(type(module).__name__ == "Linear4bit" for module in model.modules())
+    method = Method.QLORA if adapters and quantised else Method.LORA if adapters else Method.FULL
+    config = getattr(model, "config", None)
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    found: dict[str, object] = {
+        "gpu": here.get("gpu"),
+        "torch": _minor(here.get("torch")),
+        "triton": _minor(here.get("triton")),
+        "method": str(method),
+        "model_type": getattr(config, "model_type", None),
+        "world_size": world,
+    }
+    wanted = best.made_for.model_dump()
+    return [
+        f"made_for.{field}: the study ran with {wanted[field]}, this is {value}"
+        for field, value in found.items()
+        if wanted[field] != value
+    ]
+
+
+def _minor(version: str | None) -> str | None:
+    return ".".join(version.split("+")[0].split(".")[:2]) if version else None
+
+
+def _warn_if_used(model: nn.Module) -> None:
+    compiled = [name or "the model" for name, module in model.named_modules() if module._compiled_call_impl is not None]
+    if compiled or hasattr(model, "_orig_mod"):
+        log.warning("%s is compiled already: apply to a model that is not", compiled[0] if compiled else "the model")
+    if any(parameter.grad is not None for parameter in model.parameters()):
+        log.warning("this model has run already: apply before the first step")

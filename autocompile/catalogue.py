@@ -1,0 +1,48 @@
+"""Model architectures as data: what a model's name stands for, read without torch."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field
+
+from autocompile.errors import UserError
+from autocompile.values import Value
+
+Source = Literal["catalogue", "directory", "hub"]
+
+
+class Architecture(Value):
+    """``config`` are arguments of transformers' config class for ``model_type``; ``hub`` is where weights are."""
+
+    model_type: str
+    hub: str | None
+    parameters: int = Field(ge=1)
+    config: dict[str, Any]
+
+
+@cache
+def catalogue() -> dict[str, Architecture]:
+    """Every architecture by name, in the order of the file."""
+    raw = yaml.safe_load(Path(__file__).with_name("catalogue.yaml").read_text())
+    return {name: Architecture.model_validate(entry) for name, entry in raw.items()}
+
+
+def source_of(model: str) -> Source:
+    """Where a model of this name comes from; whether the Hub has it only the Hub knows.
+
+    Raises UserError with the nearest names for what is neither in the catalogue, nor a directory, nor ORG/NAME.
+    """
+    if model in catalogue():
+        return "catalogue"
+    if Path(model).is_dir():
+        return "directory"
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")) and not model.endswith("/"):
+        return "hub"
+    close = difflib.get_close_matches(model.lower(), catalogue(), n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(catalogue())}"
+    raise UserError(f'model: expected a catalogue name, ORG/NAME or a directory, found "{model}"; {hint}')

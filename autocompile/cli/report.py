@@ -1,0 +1,12 @@
+"""`autocompile report`: the Markdown report of a study."""
+
+from __future__ import annotations
+
+from autocompile.cli.flags import DEFAULT_STORAGE, StorageFlag, StudyArgument
+
+
+def report(study: StudyArgument, storage: StorageFlag = DEFAULT_STORAGE) -> None:
+    """Print a study's report in Markdown."""
+    from autocompile.cli.stored import read_study
+
+    print(read_study(study, storage).report(), end="")

@@ -1,0 +1,20 @@
+"""`autocompile show`: one study's table and verdict, or its whole document as JSON."""
+
+from __future__ import annotations
+
+from autocompile.cli.flags import DEFAULT_STORAGE, JsonFlag, StorageFlag, StudyArgument
+
+
+def show(study: StudyArgument, storage: StorageFlag = DEFAULT_STORAGE, json: JsonFlag = False) -> None:
+    """Show a study: its best configs, its failures and its verdict."""
+    from autocompile.cli.stored import print_document, read_study
+
+    found = read_study(study, storage)
+    if json:
+        print_document(found)
+        return
+    from rich.console import Console
+
+    from autocompile.report.terminal import summary
+
+    Console(highlight=False).print(summary(found))

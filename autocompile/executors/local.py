@@ -1,0 +1,151 @@
+"""Measure one config in a fresh process on this machine, and always come back with an answer.
+
+Covered: crashes, hangs in compile and in a step, out-of-memory kills, stray grandchildren, half-written answers, an
+answer followed by a hang at exit, an interpreter that does not exist, a full disk.
+Not covered: what `autocompile.processes` does not cover, and hostile code.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from autocompile.executors.deadlines import Limits, Pace, observe, overdue
+from autocompile.executors.exits import Ending, failure_of
+from autocompile.processes import Tree, started
+from autocompile.records import ANSWER, Answer, Failed, Failure, FailureKind, Progress, Stage
+from autocompile.spec import Facts, PreflightRequest, SliceRequest
+from autocompile.values import write_aside
+
+_TICK_SECONDS = 0.05
+_LOG_TAIL_BYTES = 16_384
+_NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP")
+_PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
+
+T = TypeVar("T")
+
+
+class LocalExecutor:
+    """Runs slices with ``python``, each as its own process tree; setting ``stop`` ends those that run."""
+
+    def __init__(self, python: str, stop: threading.Event, *, limits: Limits | None = None) -> None:
+        self._python = python
+        self._stop = stop
+        self._limits = limits or Limits()
+        self._device_memory_bytes: int | None = None  # from the preflight, which comes first
+
+    def run(self, request: SliceRequest, folder: Path) -> Answer:
+        try:
+            _lay_out(request, folder)
+        except OSError as error:
+            return _machine(request, f"cannot write the slice's files: {error}")
+        command = [self._python, "-m", "autocompile.slice", str(folder)]
+        try:
+            with started(command, environment=_environment(request, os.environ), log=folder / "log.txt") as tree:
+                ending = self._watch(tree, request, folder)
+        except OSError as error:
+            return _machine(request, f"cannot start the slice: {error}")
+        answer = _answer(request, folder) or Failed(failure=self._failure(request, folder, ending))
+        if isinstance(answer, Facts):
+            self._device_memory_bytes = answer.devices[0].memory_bytes
+        return answer
+
+    def _watch(self, tree: Tree, request: SliceRequest, folder: Path) -> Ending:
+        """Until the child exits, has answered and does not exit, runs out of time, or the study is interrupted."""
+        began = time.monotonic()
+        answered: float | None = None
+        pace = Pace()
+        while (status := tree.wait(_TICK_SECONDS)) is None:
+            now = time.monotonic() - began
+            if self._stop.is_set():
+                return Ending(interrupted=True)
+            if progress := _read(_PROGRESS, folder / "progress.json"):
+                pace = observe(pace, progress, now)
+            if answered is None and _read(ANSWER, folder / "outcome.json") is not None:
+                answered = now
+            if answered is not None and now - answered >= self._limits.exit_seconds:
+                return Ending()  # the answer counts, the hang after it does not
+            if late := overdue(pace, self._limits, deadline_seconds=request.deadline_seconds, now=now):
+                return Ending(cause=late[0], bound=late[1])
+        return Ending(status=status)
+
+    def _failure(self, request: SliceRequest, folder: Path, ending: Ending) -> Failure:
+        return failure_of(
+            ending,
+            _read(_PROGRESS, folder / "progress.json"),
+            log_tail=_tail(folder / "log.txt"),
+            first_stage=_first_stage(request),
+            device_memory_bytes=self._device_memory_bytes,
+        )
+
+
+def _lay_out(request: SliceRequest, folder: Path) -> None:
+    """Nothing that an earlier slice left in this folder may pass for this one's answer."""
+    for name in ("outcome.json", "progress.json"):
+        (folder / name).unlink(missing_ok=True)
+    Path(request.cache_folder).mkdir(parents=True, exist_ok=True)
+    write_aside(folder / "request.json", request.model_dump_json(indent=2))
+
+
+def _environment(request: SliceRequest, ours: Mapping[str, str]) -> dict[str, str]:
+    """Ours, less what would redirect torch's caches; the child finds this very package, installed there or not."""
+    package_parent = str(Path(__file__).resolve().parents[2])
+    inherited = {name: value for name, value in ours.items() if name not in _NOT_INHERITED}
+    visible = [name for name in ours.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    chosen = [visible[index] if index < len(visible) else str(index) for index in request.devices]
+    return {
+        **inherited,
+        **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}),
+        "PYTHONPATH": os.pathsep.join([package_parent, *filter(None, [ours.get("PYTHONPATH")])]),
+        "TORCHINDUCTOR_CACHE_DIR": request.cache_folder,
+    }
+
+
+def _answer(request: SliceRequest, folder: Path) -> Answer | None:
+    """What outcome.json says, however the slice ended; None where there is no such file."""
+    try:
+        text = (folder / "outcome.json").read_bytes()
+    except OSError:
+        return None
+    try:
+        answer = ANSWER.validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        return _machine(
+            request, f"the slice's outcome.json cannot be read: {where + ': ' if where else ''}{first['msg']}"
+        )
+    if not isinstance(answer, Failed) and isinstance(answer, Facts) != isinstance(request, PreflightRequest):
+        return _machine(request, f"the slice was asked to {request.type} and answered with {answer.type}")
+    return answer
+
+
+def _machine(request: SliceRequest, message: str) -> Failed:
+    return Failed(failure=Failure(kind=FailureKind.INFRASTRUCTURE, stage=_first_stage(request), message=message))
+
+
+def _first_stage(request: SliceRequest) -> Stage:
+    return Stage.PREFLIGHT if isinstance(request, PreflightRequest) else Stage.BUILD
+
+
+def _read(kind: TypeAdapter[T], path: Path) -> T | None:
+    """What the file holds, or None while it is missing or half-written."""
+    try:
+        return kind.validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

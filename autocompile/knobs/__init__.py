@@ -1,0 +1,15 @@
+"""Put a config onto a training job; the same code configures a measured slice and a user's script."""
+
+from __future__ import annotations
+
+# Importing a file registers its knobs, and the order of these lines is the order of application.
+# isort: off
+from autocompile.knobs import batch as batch
+from autocompile.knobs import attention as attention
+from autocompile.knobs import checkpointing as checkpointing
+from autocompile.knobs import compilation as compilation
+
+# isort: on
+from autocompile.knobs.setup import REGISTRY, Setup, apply_config, default_regions
+
+__all__ = ["REGISTRY", "Setup", "apply_config", "default_regions"]

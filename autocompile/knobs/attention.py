@@ -1,0 +1,59 @@
+"""Which kernel scaled_dot_product_attention runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from autocompile.knobs.setup import Setup, knob, modules_of
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+@knob("sdpa")
+def sdpa(setup: Setup, name: str) -> Setup:
+    """Force one kernel inside every attention module, or leave the choice to torch (auto).
+
+    The context is entered inside the module's forward, hence inside whatever traces or recomputes it: around the
+    model's forward it is gone when non-reentrant checkpointing recomputes, and outside a compiled region it is baked
+    into the graph without a guard. Process-wide flags are the fallback for models without an attention region.
+    inductor's disk cache does not know the choice (pytorch#185449), hence the tag.
+    """
+    torch.compiler.config.cache_key_tag = f"sdpa={name}"
+    if name == "auto":
+        return setup.did("sdpa", "left to torch")
+    attention = modules_of(setup, "attention")
+    for module in attention.values():
+        module.forward = _with_backend(module, BACKENDS[name])  # type: ignore[method-assign]
+    if attention:
+        return setup.did("sdpa", f"{name} in {len(attention)} attention modules", sdpa_applied="region")
+    for other, switch in _SWITCHES.items():
+        switch(other == name)
+    return setup.did("sdpa", f"{name} for the whole process", sdpa_applied="process")
+
+
+_SWITCHES: dict[str, Callable[[bool], None]] = {
+    "flash": torch.backends.cuda.enable_flash_sdp,
+    "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+    "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+    "math": torch.backends.cuda.enable_math_sdp,
+}
+
+
+def _with_backend(module: nn.Module, backend: SDPBackend) -> Callable[..., Any]:
+    inner = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with sdpa_kernel(backend):
+            return inner(*args, **kwargs)
+
+    return forward

@@ -1,0 +1,13 @@
+"""Knobs of the batch: they change what the training script feeds, not the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autocompile.knobs.setup import Setup, knob
+
+
+@knob("micro_batch")
+def micro_batch(setup: Setup, size: int) -> Setup:
+    """Samples per forward. A slice's batches are built with it; a script sets it in its data loader."""
+    return replace(setup, yours={**setup.yours, "micro_batch": f"feed {size} samples per forward on each device"})

@@ -1,0 +1,118 @@
+"""What is compiled and how: mode, fullgraph, dynamic, the recompile limit, and last the scope, which compiles."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import nn
+
+from autocompile.knobs.setup import CompiledGroup, Setup, knob, modules_of
+
+
+@knob("mode")
+def mode(setup: Setup, name: str) -> Setup:
+    """torch.compile takes a mode or options, not both; a mode is a set of options, so options it is."""
+    options = dict(torch._inductor.list_mode_options(name))
+    return setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
+
+
+@knob("fullgraph")
+def fullgraph(setup: Setup, on: bool) -> Setup:
+    """A graph break becomes an error."""
+    return setup.did("fullgraph", str(on).lower(), options={**setup.options, "fullgraph": on})
+
+
+@knob("dynamic")
+def dynamic(setup: Setup, name: str) -> Setup:
+    """auto: static at first, symbolic where a second shape comes; true: symbolic at once; false: one graph a shape."""
+    value = {"auto": None, "true": True, "false": False}[name]
+    return setup.did("dynamic", name, options={**setup.options, "dynamic": value})
+
+
+@knob("cache_size_limit")
+def cache_size_limit(setup: Setup, limit: int) -> Setup:
+    """How many graphs one frame may have before it runs eager; torch's newer name is recompile_limit."""
+    torch._dynamo.config.recompile_limit = limit
+    accumulated: int = torch._dynamo.config.accumulated_recompile_limit
+    torch._dynamo.config.accumulated_recompile_limit = max(accumulated, limit)
+    return setup.did("cache_size_limit", str(limit))
+
+
+@knob("scope")
+def scope(setup: Setup, name: str) -> Setup:
+    """Compile the modules of this scope in place: keys, class and identity of every module stay.
+
+    Raises ValueError for a scope that this model has no modules for.
+    """
+    if name == "none":
+        return setup.did("scope", "nothing is compiled")
+    modules = modules_of(setup, name)
+    if not modules:
+        raise ValueError(f"scope {name}: no module of this model matches")
+    groups = _compile_in_place(modules, name, setup.options)
+    around = setup.checkpointing == "inside" and not _holds_layers(name)
+    return setup.did(
+        "scope",
+        f"{len(modules)} modules in {len(groups)} groups",
+        groups=groups,
+        checkpointing="outside" if around else setup.checkpointing,
+    )
+
+
+def _holds_layers(name: str) -> bool:
+    return name in ("model", "layer")
+
+
+@dataclass
+class _CompiledCall:
+    """Stands in for ``module._call_impl``; counts the calls that come from outside a graph."""
+
+    module: nn.Module
+    compiled: Callable[..., Any]
+    group: CompiledGroup
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.group.calls += 1
+        return self.compiled(self.module, *args, **kwargs)
+
+
+def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
+
+
+def _compile_in_place(modules: dict[str, nn.Module], scope: str, options: dict[str, Any] | Any) -> tuple[CompiledGroup, ...]:
+    """One compiled frame per group of equal modules.
+
+    ``module.compile()`` does nothing for torch.nn's own classes, whose frames dynamo skips; a frame of ours around
+    ``_call_impl`` is traced. Dynamo keeps graphs and the recompile limit per code object, so each group gets a copy:
+    modules of different width must not use up one limit.
+    """
+    by_kind: dict[Hashable, dict[str, nn.Module]] = {}
+    for name, module in modules.items():
+        by_kind.setdefault(_kind(module), {})[name] = module
+    groups = []
+    for number, members in enumerate(by_kind.values()):
+        frame = f"autocompile_region_{number}"
+        code = _region.__code__.replace(co_name=frame, co_qualname=frame)
+        compiled = torch.compile(types.FunctionType(code, globals(), frame), **options)
+        kind = type(next(iter(members.values()))).__name__
+        group = CompiledGroup(name=f"{scope}:{kind}", frame=frame, modules=tuple(members))
+        for module in members.values():
+            module._compiled_call_impl = _CompiledCall(module, compiled, group)
+        groups.append(group)
+    return tuple(groups)
+
+
+def _kind(module: nn.Module) -> Hashable:
+    """Equal for modules that one graph can serve: same classes and same parameters all the way down."""
+    classes = tuple((name, type(child)) for name, child in module.named_modules())
+    parameters = tuple(
+        (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+        for name, parameter in module.named_parameters()
+    )
+    return classes, parameters

@@ -1,0 +1,109 @@
+"""What the knobs work on: a model, its regions, and a record of what each knob did or left to the script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeAlias
+
+from torch import nn
+
+from autocompile.knob_table import KnobValue, is_pattern
+from autocompile.space import Config
+
+
+@dataclass(kw_only=True)
+class CompiledGroup:
+    """Equal modules that share one compiled frame; ``frame`` is the name dynamo reports for its graphs."""
+
+    name: str
+    frame: str
+    modules: tuple[str, ...]
+    calls: int = 0  # counted where a module is called from outside a graph
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A model on its way to a config. ``regions`` maps a scope to an fnmatch pattern on dotted module names.
+
+    ``applied`` says what was done to the model or the process, ``yours`` what only the training script can do;
+    after `apply_config` every knob is in one of the two.
+    """
+
+    model: nn.Module
+    regions: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of torch.compile
+    groups: tuple[CompiledGroup, ...] = ()
+    applied: Mapping[str, str] = field(default_factory=dict)
+    yours: Mapping[str, str] = field(default_factory=dict)
+    sdpa_applied: Literal["region", "process", "no"] = "no"
+    checkpointing: Literal["inside", "outside", "no"] = "no"
+
+    def did(self, knob: str, what: str, **changes: Any) -> Setup:
+        return replace(self, applied={**self.applied, knob: what}, **changes)
+
+
+KnobFunction: TypeAlias = Callable[[Setup, Any], Setup]
+REGISTRY: dict[str, KnobFunction] = {}
+
+
+def knob(name: str) -> Callable[[KnobFunction], KnobFunction]:
+    """Register the function that applies this knob. Knobs are applied in the order of registration."""
+
+    def register(function: KnobFunction) -> KnobFunction:
+        REGISTRY[name] = function
+        return function
+
+    return register
+
+
+def apply_config(setup: Setup, config: Config) -> Setup:
+    """Apply every knob, in the registry's order whatever the config's."""
+    for name, function in REGISTRY.items():
+        setup = function(setup, config[name])
+    return setup
+
+
+def modules_of(setup: Setup, scope: KnobValue) -> dict[str, nn.Module]:
+    """Dotted names and modules of a scope or pattern; of nested matches only the outermost. Empty if none matches."""
+    if scope == "model":
+        return {"": setup.model}
+    pattern = str(scope) if is_pattern(scope) else setup.regions.get(str(scope))
+    if pattern is None:
+        return {}
+    found: dict[str, nn.Module] = {}
+    for name, module in setup.model.named_modules():
+        nested = any(name.startswith(f"{outer}.") for outer in found)
+        if name and not nested and fnmatchcase(name, pattern):
+            found[name] = module
+    return found
+
+
+ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
+MLP_NAMES = ("mlp", "ffn", "feed_forward")
+
+
+def default_regions(model: nn.Module) -> dict[str, str]:
+    """Patterns for layer, attention and mlp, from the model's structure; a scope it has no part for is left out.
+
+    The layers are the children of the ModuleList (or Sequential) of at least two modules of one class that holds
+    the most parameters; attention and mlp are children of a layer, found by their usual names.
+    """
+    best: tuple[int, str, nn.Module] | None = None
+    for name, module in model.named_modules():
+        blocks = list(module.children()) if isinstance(module, nn.ModuleList | nn.Sequential) else []
+        if len(blocks) >= 2 and len({type(block) for block in blocks}) == 1:
+            size = sum(parameter.numel() for parameter in module.parameters())
+            if best is None or size > best[0]:
+                best = (size, name, blocks[0])
+    if best is None:
+        return {}
+    _, name, block = best
+    layer = f"{name}.*" if name else "*"
+    regions = {"layer": layer}
+    for scope, names in (("attention", ATTENTION_NAMES), ("mlp", MLP_NAMES)):
+        child = next((child for child in names if hasattr(block, child)), None)
+        if child is not None:
+            regions[scope] = f"{layer}.{child}"
+    return regions

@@ -1,0 +1,125 @@
+"""Start, watch and end one process tree; nothing else in the package starts a process.
+
+Covered: children of children, sessions and groups of their own (the ranks of torch's elastic launcher have them),
+orphans whose parents died before the tree was ended, forks made while it is being ended. A tree is known by a mark in
+its environment, by descent and by session, read from /proc; without a /proc only the child's own group is ended.
+Not covered: a process that clears its environment and opens a session after its parent died, one in uninterruptible
+sleep (a wedged GPU driver), one of another user. When this process itself is killed nothing here runs: each child sees
+its standard input close and must end itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "AUTOCOMPILE_TREE"
+END_SECONDS = 5.0  # a killed process that is still there after this is in the kernel's hands
+_PROC = Path("/proc")
+
+
+class Tree:
+    """One running child and all that it starts; made by `started`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], mark: str) -> None:
+        self._process = process
+        self._mark = mark
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """The child's exit status (negative: the signal that ended it), or None if it still runs after this time."""
+        try:
+            return self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """Kill whatever is left of the tree and collect the child. Harmless when repeated."""
+        deadline = time.monotonic() + END_SECONDS
+        while left := members(self._process.pid, self._mark):
+            for pid in left:
+                _kill(pid)
+            if time.monotonic() > deadline:
+                break
+            self.wait(0.01)
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self.wait(END_SECONDS)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+
+@contextmanager
+def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Iterator[Tree]:
+    """Run this command in a session of its own, its output in ``log``; on leaving, the whole tree is ended.
+
+    Raises OSError if the command cannot be executed or the log cannot be written.
+    """
+    mark = uuid.uuid4().hex
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # held open: the slice exits when it closes
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**environment, MARK: mark},
+            start_new_session=True,
+        )
+    tree = Tree(process, mark)
+    try:
+        yield tree
+    finally:
+        tree.end()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Row:
+    """What /proc says of one process."""
+
+    pid: int
+    parent: int
+    group: int
+    session: int
+
+
+def members(root: int, mark: str) -> list[int]:
+    """The living processes of the tree: marked, or in the root's group or session, and all who descend from those."""
+    rows = list(_living())
+    found = {row.pid for row in rows if root in (row.pid, row.group, row.session) or _has_mark(row.pid, mark)}
+    while more := {row.pid for row in rows if row.pid not in found and {row.parent, row.session} & found}:
+        found |= more
+    return sorted(found)
+
+
+def _living() -> Iterator[_Row]:
+    for folder in _PROC.glob("[0-9]*"):
+        try:
+            text = (folder / "stat").read_text(errors="replace")
+        except OSError:  # it ended while we looked
+            continue
+        state, parent, group, session = text.rpartition(")")[2].split()[:4]  # the name before may hold blanks
+        if state not in "ZX":
+            yield _Row(pid=int(folder.name), parent=int(parent), group=int(group), session=int(session))
+
+
+def _has_mark(pid: int, mark: str) -> bool:
+    try:
+        return f"{MARK}={mark}".encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+    except OSError:  # it ended, or belongs to another user
+        return False
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)

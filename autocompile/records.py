@@ -1,0 +1,251 @@
+"""What was observed: one record per slice, its measurement or failure with the telemetry beside it, and the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from autocompile.knob_table import KnobValue
+from autocompile.space import Config
+from autocompile.spec import Facts, Fidelity, Role
+from autocompile.values import Value
+
+
+class State(StrEnum):
+    """Optuna's trial states. A failure of the config is PRUNED; FAIL is a failure of the machine."""
+
+    RUNNING = "RUNNING"
+    COMPLETE = "COMPLETE"
+    PRUNED = "PRUNED"
+    FAIL = "FAIL"
+
+
+class Stage(StrEnum):
+    PREFLIGHT = "preflight"
+    BUILD = "build"
+    APPLY = "apply"
+    COMPILE = "compile"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    CHECK = "check"
+
+
+class FailureKind(StrEnum):
+    OOM = "oom"
+    HOST_OOM = "host_oom"
+    RECOMPILE_STORM = "recompile_storm"
+    GRAPH_BREAK = "graph_break"
+    BACKEND_UNSUPPORTED = "backend_unsupported"
+    COMPILE_ERROR = "compile_error"
+    COMPILE_TIMEOUT = "compile_timeout"
+    NUMERICS_MISMATCH = "numerics_mismatch"
+    HANG = "hang"
+    GPU_FAULT = "gpu_fault"
+    WORKLOAD_ERROR = "workload_error"
+    INFRASTRUCTURE = "infrastructure"
+    UNKNOWN = "unknown"
+
+    @property
+    def blames_machine(self) -> bool:
+        """The same config deserves a second try in a new process."""
+        return self in (FailureKind.GPU_FAULT, FailureKind.INFRASTRUCTURE)
+
+
+class Failure(Value):
+    """Why there is no measurement, in one line a user can act on. ``where`` is file:line of the user's code."""
+
+    kind: FailureKind
+    stage: Stage
+    message: str
+    subkind: str | None = None
+    where: str | None = None
+
+
+class StepSeconds(Value):
+    """Seconds of one optimizer step: the median of ``n`` cycles and the ends of its 95 % interval."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+class Compile(Value):
+    """``seconds`` compiling took in this slice; ``cold_seconds`` what it takes from an empty cache."""
+
+    seconds: float
+    cold_seconds: float
+    cache: Literal["none", "cold", "partly", "warm"]
+
+
+Degradation: TypeAlias = Literal[
+    "partial_eager", "cudagraph_skipped", "graph_breaks", "throttled", "disturbed", "tight_memory"
+]
+
+
+class Measurement(Value):
+    """One measured slice. ``tokens_per_second`` counts ``unit`` per second of steady training, compile excluded."""
+
+    tokens_per_second: float = Field(gt=0)
+    step_seconds: StepSeconds
+    compile: Compile
+    unit: Literal["tokens", "samples"] = "tokens"
+    setup_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    reserved_memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    losses: tuple[float, ...] = ()
+    mfu: float | None = None
+    degraded: tuple[Degradation, ...] = ()
+
+
+class Region(Value):
+    """What became of one group of equal modules: its graphs, how often it was called, hashes of its output code."""
+
+    name: str
+    modules: int
+    graphs: int
+    calls: int | None = None
+    code_hashes: tuple[str, ...] = ()
+
+
+class GraphBreak(Value):
+    where: str
+    reason: str
+
+
+class Recompile(Value):
+    where: str
+    guard: str
+
+
+class CudagraphSkip(Value):
+    reason: str
+
+
+class Telemetry(Value):
+    """What the compiler and the kernels really did; beside a measurement and a failure alike."""
+
+    compile_applied: Literal["all", "some", "none"] | None = None
+    sdpa_applied: Literal["region", "process", "no"] | None = None
+    checkpointing: Literal["inside", "outside", "no"] | None = None  # of the compiled region
+    mask: Literal["none", "ones", "padding"] | None = None
+    regions: tuple[Region, ...] = ()
+    graphs: int | None = None
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    recompiles_in_window: int | None = None
+    cudagraph_skips: tuple[CudagraphSkip, ...] = ()
+    sdpa_kernels: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+
+
+class Measured(Value):
+    """The document of a slice that was measured."""
+
+    type: Literal["measurement"] = "measurement"
+    measurement: Measurement
+    telemetry: Telemetry = Telemetry()
+
+
+class Failed(Value):
+    """The document of a slice that was not."""
+
+    type: Literal["failure"] = "failure"
+    failure: Failure
+    telemetry: Telemetry = Telemetry()
+
+
+Outcome: TypeAlias = Measured | Failed
+Answer: TypeAlias = Annotated[Measured | Failed | Facts, Field(discriminator="type")]
+ANSWER: TypeAdapter[Answer] = TypeAdapter(Answer)
+
+
+class Progress(Value):
+    """``progress.json``, rewritten by the slice at every change of stage and at least once a second."""
+
+    stage: Stage
+    step: int
+    reserved_memory_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    time: float
+
+
+class Stopped(Value):
+    """A slice that was ended before it had an outcome of its own, and the bound in seconds that ended it."""
+
+    reason: Literal["budget", "interrupted", "lost"]
+    bound: float | None = None
+
+
+class TrialRecord(Value):
+    """One slice of a study. ``value`` is steady tokens per second at full depth; ``seconds`` what the slice took."""
+
+    number: int
+    role: Role
+    state: State
+    config: dict[str, KnobValue]
+    fidelity: Fidelity = Fidelity()
+    stopped: Stopped | None = None
+    value: float | None = None
+    value_source: Literal["measured", "predicted"] | None = None
+    outcome: Annotated[Measured | Failed, Field(discriminator="type")] | None = None
+    seconds: float | None = None
+
+    @property
+    def measurement(self) -> Measurement | None:
+        return self.outcome.measurement if isinstance(self.outcome, Measured) else None
+
+    @property
+    def failure(self) -> Failure | None:
+        return self.outcome.failure if isinstance(self.outcome, Failed) else None
+
+
+class Derived(Value):
+    """A config that needed no slice, and why."""
+
+    config: dict[str, KnobValue]
+    source: Literal["copied", "predicted", "skipped"]
+    same_as: int | None = None
+    reason: str
+
+
+class Result(StrEnum):
+    """Of compile against eager."""
+
+    WIN = "win"
+    TIE = "tie"
+    LOSS = "loss"
+    NONE = "none"
+
+
+class Verdict(Value):
+    """What the study says. Ratios are of the objective, above 1 is faster; null where they were not measured.
+
+    ``speedup`` is over eager with the winner's other knobs, ``speedup_vs_best_eager`` (and its interval) over the
+    best config with scope none. In a tie or loss ``config`` is the best eager one, while the ratios are those of
+    the best compiled one.
+    """
+
+    result: Result
+    confirmed: bool
+    config: dict[str, KnobValue] | None = None
+    tokens_per_second: float | None = None
+    speedup: float | None = None
+    speedup_vs_best_eager: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    speedup_vs_plain_compile: float | None = None
+    break_even_steps: int | None = None
+    confirmed_by: tuple[int, ...] = ()
+
+
+def same_config(left: Config, right: Config) -> bool:
+    return dict(left) == dict(right)
+
+
+def with_role(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
+    return [record for record in records if record.role in roles]

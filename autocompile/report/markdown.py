@@ -1,0 +1,134 @@
+"""The study as Markdown: what was found, everything that was tried, why some of it failed, and how to use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autocompile.knob_table import KnobValue
+from autocompile.records import Result, State, Telemetry, TrialRecord
+from autocompile.report.document import Places, scrub
+from autocompile.report.sentence import interval, sentence
+from autocompile.report.study import Row, Study, best_rows
+from autocompile.report.words import duration, gib, outcome, rate, short, word, workload
+
+_N_BEST = 8
+
+
+def markdown(study: Study, places: Places) -> str:
+    """The text of ``report.md``; it names no host, no user and no absolute path."""
+    sections = [
+        [f"# {study.name}", f"**{_capital(sentence(study))}.**", *_sureness(study), _what(study)],
+        ["## Best configs", _table(_BEST_HEAD, map(_best_cells, best_rows(study.records, limit=_N_BEST)))],
+        ["## How to use it", *_use(study)],
+        ["## All trials", _table(_TRIAL_HEAD, map(_trial_cells, study.records)), *_derived(study)],
+        ["## What the compiler did", *_compiler(study.records)],
+        ["## Environment", _table(("what", "found"), sorted(study.facts.environment.items()))],
+    ]
+    return scrub("\n\n".join(part for section in sections for part in section), places) + "\n"
+
+
+_BEST_HEAD = ("config", "tokens/s", "step ms", "peak GiB", "compile s", "trials", "state")
+_TRIAL_HEAD = ("trial", "role", "state", "config", "what happened")
+_CODE = """```python
+import autocompile
+
+# after PEFT and .to(), before DDP and the first call
+autocompile.apply(model, "best.yaml")
+```"""
+_COMPILER_HEAD = (
+    *("trial", "config", "compiled", "graphs", "graph breaks", "recompiles", "CUDA graphs skipped"),
+    "attention kernels",
+)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _sureness(study: Study) -> list[str]:
+    verdict, found = study.verdict, interval(study.verdict)
+    by = [f"Confirmed by trials {', '.join(map(str, verdict.confirmed_by))}"] if verdict.confirmed_by else []
+    plain = verdict.speedup_vs_plain_compile
+    against = [f"{plain:.2f}x of plain `torch_compile` (whole model, default mode)"] if plain is not None else []
+    parts = [*by, *([f"the ratio lies {found}"] if found else []), *against]
+    return [f"{_capital('; '.join(parts))}."] if parts else []
+
+
+def _what(study: Study) -> str:
+    limit = f" of {duration(study.total_seconds)}" if study.total_seconds is not None else ""
+    return f"{workload(study.spec, study.facts)}. {len(study.records)} slices in {duration(study.used_seconds)}{limit}."
+
+
+def _best_cells(found: Row) -> tuple[str, ...]:
+    return (
+        f"`{short(found.config)}`",
+        rate(found.tokens_per_second),
+        f"{found.step_seconds * 1000:.1f}",
+        gib(found.peak_memory_bytes) if found.peak_memory_bytes is not None else "-",
+        f"{found.compile_seconds:.0f}",
+        ", ".join(map(str, found.trials)),
+        found.state,
+    )
+
+
+def _use(study: Study) -> list[str]:
+    config = study.verdict.config
+    if config is None:
+        return ["There is nothing to use: no slice ended with a measurement."]
+    knobs = ", ".join(f"{name}={word(value)}" for name, value in config.items())
+    text = "`best.yaml` beside this file holds the config that training should use:"
+    if study.verdict.result is not Result.WIN:
+        text = "Leave compile off. `best.yaml` beside this file holds the best eager config:"
+    return [text, f"`{knobs}`", _CODE]
+
+
+def _trial_cells(record: TrialRecord) -> tuple[str, ...]:
+    depth = "" if record.fidelity.layers is None else f" ({record.fidelity.layers} layers)"
+    what = outcome(record)
+    if record.value_source == "predicted" and record.value is not None:
+        what += f", predicted {rate(record.value)}/s at full depth"
+    state_word = record.state.lower() if record.state is not State.COMPLETE else "measured"
+    return str(record.number), str(record.role), state_word, f"`{short(record.config)}`{depth}", what
+
+
+def _derived(study: Study) -> list[str]:
+    if not study.derived:
+        return []
+    rows = [(f"`{short(found.config)}`", found.source, found.reason) for found in study.derived]
+    return ["Configs that needed no slice:", _table(("config", "how", "why"), rows)]
+
+
+def _compiler(records: Sequence[TrialRecord]) -> list[str]:
+    told = [(record, record.outcome.telemetry) for record in records if record.outcome is not None]
+    if not told:
+        return ["No slice came back."]
+    notes = [note for record, telemetry in told for note in _notes(record.number, telemetry)]
+    table = _table(_COMPILER_HEAD, (_compiler_cells(record, telemetry) for record, telemetry in told))
+    return [table, *(["\n".join(notes)] if notes else [])]
+
+
+def _compiler_cells(record: TrialRecord, found: Telemetry) -> tuple[str, ...]:
+    counts = (found.graphs, len(found.graph_breaks), len(found.recompiles), len(found.cudagraph_skips))
+    eager = record.config["scope"] == "none"
+    return (
+        str(record.number),
+        f"`{short(record.config)}`",
+        "-" if eager else found.compile_applied or "unknown",
+        *("-" if eager or count is None else str(count) for count in counts),
+        ", ".join(found.sdpa_kernels) or "-",
+    )
+
+
+def _notes(number: int, telemetry: Telemetry) -> list[str]:
+    """Each break, recompile and skipped CUDA graph with its reason, once."""
+    lines = [
+        *(f"graph break at {found.where}: {found.reason}" for found in telemetry.graph_breaks),
+        *(f"recompile of {found.where}: {found.guard}" for found in telemetry.recompiles),
+        *(f"CUDA graph skipped: {found.reason}" for found in telemetry.cudagraph_skips),
+    ]
+    return [f"- trial {number}: {' '.join(line.split())}" for line in dict.fromkeys(lines)]
+
+
+def _table(head: tuple[str, ...], rows: Iterable[Sequence[KnobValue]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell).replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,88 @@
+"""The verdict in one sentence, with nothing in it that was not measured."""
+
+from __future__ import annotations
+
+from autocompile.records import Result, Verdict
+from autocompile.report.study import Row, Study, row
+from autocompile.report.words import duration, gib, rate, tokens
+
+ALLOWANCE = "a fixed allowance of 3 % between processes until repeated blocks replace it"
+PROVISIONAL = "provisional: the budget did not hold the confirming round"
+
+
+def sentence(study: Study) -> str:
+    """What the study says about compile for this training, worst news included."""
+    verdict = study.verdict
+    best = row(verdict.config, study.records) if verdict.config is not None else None
+    match verdict.result:
+        case Result.WIN:
+            parts = _win(study, best)
+        case Result.TIE:
+            parts = [_tie(verdict), *_eager(study, best)]
+        case Result.LOSS:
+            parts = [f"compile is slower here: {_ratio(verdict)} eager's speed, so leave it off", *_eager(study, best)]
+        case _:
+            return "nothing was measured, so there is no verdict"
+    return "; ".join([*parts, *([] if verdict.confirmed else [PROVISIONAL])])
+
+
+def interval(verdict: Verdict) -> str | None:
+    """The interval of the ratio and what it stands on; None where there is none."""
+    if verdict.speedup_low is None or verdict.speedup_high is None:
+        return None
+    return f"between {verdict.speedup_low:.2f}x and {verdict.speedup_high:.2f}x of the best eager config ({ALLOWANCE})"
+
+
+def _win(study: Study, best: Row | None) -> list[str]:
+    verdict = study.verdict
+    against_best, against_same = verdict.speedup_vs_best_eager, verdict.speedup
+    if against_best is None:
+        parts = ["compile runs where no eager config could be measured"]
+    elif against_same is None or abs(against_same / against_best - 1) < 0.01:
+        parts = [f"{against_best:.2f}x faster than eager"]
+    else:
+        parts = [f"{against_best:.2f}x faster than the best eager config ({against_same:.2f}x with the same settings)"]
+    if best is None:
+        return parts
+    return [*parts, *_compile(verdict, best), *_memory(study, best), *_planned(study, best)]
+
+
+def _compile(verdict: Verdict, best: Row) -> list[str]:
+    if verdict.break_even_steps is None:
+        return [f"{duration(best.compile_seconds)} of compile"]
+    return [f"{duration(best.compile_seconds)} of compile paid back after {verdict.break_even_steps} steps"]
+
+
+def _memory(study: Study, best: Row) -> list[str]:
+    if best.peak_memory_bytes is None:
+        return []
+    return [f"peak {gib(best.peak_memory_bytes)} of {gib(study.facts.devices[0].memory_bytes)} GiB"]
+
+
+def _planned(study: Study, best: Row) -> list[str]:
+    """With a planned run the verdict's ratios are of the whole run, compile included."""
+    planned, ratio = study.spec.planned_tokens, study.verdict.speedup_vs_best_eager
+    if planned is None:
+        return []
+    seconds = best.compile_seconds + planned / best.tokens_per_second
+    run = f"your {tokens(planned)} tokens: {duration(seconds)}"
+    return [f"{run} instead of {duration(seconds * ratio)}" if ratio is not None else run]
+
+
+def _tie(verdict: Verdict) -> str:
+    if verdict.speedup_vs_best_eager is None:
+        return "no compiled config could be compared with eager, so leave compile off"
+    return f"no difference beyond the noise: the best compiled config has {_ratio(verdict)} eager's speed, leave it off"
+
+
+def _ratio(verdict: Verdict) -> str:
+    ratio = verdict.speedup_vs_best_eager
+    return "less than" if ratio is None else f"{ratio:.2f}x"
+
+
+def _eager(study: Study, best: Row | None) -> list[str]:
+    if best is None:
+        return []
+    planned = study.spec.planned_tokens
+    run = [f"your {tokens(planned)} tokens: {duration(planned / best.tokens_per_second)}"] if planned else []
+    return [f"eager has {rate(best.tokens_per_second)} {best.unit}/s", *_memory(study, best), *run]

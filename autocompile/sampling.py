@@ -1,0 +1,151 @@
+"""From the records of a study to the config to measure next, through an in-memory Optuna study made for one question.
+
+Nothing is kept between questions, so a restart asks the same. A failure of the config goes in as PRUNED with a violated
+constraint: told as FAIL it would be ignored, and TPE then asks for what runs out of memory in nine cases of ten.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
+
+from autocompile.knob_table import KnobValue
+from autocompile.records import State, TrialRecord, with_role
+from autocompile.search.canonical import canonical, key
+from autocompile.search.objective import objective
+from autocompile.space import Choices, Config, Parameter, SearchSpace, Traits, choose
+from autocompile.spec import Facts, Grid, Role, Search, StudySpec, traits
+
+N_STARTUP_TRIALS = 8  # few: the known-good configs come first and teach as well as random ones
+N_ASKS = 20
+
+
+def suggest(
+    spec: StudySpec,
+    facts: Facts,
+    *,
+    records: Sequence[TrialRecord],
+    admissible: Callable[[Config], bool],
+    candidates: Sequence[Config],
+) -> Config | None:
+    """One of the candidates (the canonical configs of the space) that is admissible and untried; None if none is left.
+
+    Tried is what any baseline, probe or search trial has or had, whatever became of it.
+    """
+    told = with_role(records, Role.BASELINE, Role.PROBE, Role.SEARCH)
+    tried = {key(record.config) for record in told}
+    untried = {key(config): config for config in candidates if key(config) not in tried}
+    seed = spec.seed + len(records)
+    match spec.plan:
+        case Search(sampler="auto" | "tpe") if untried:
+            walk = _Walk(space=spec.space, traits=traits(spec, facts), fixed=_fixed(candidates))
+            for asked in islice(_asks(_study(spec, walk, told, seed=seed), walk), N_ASKS):
+                if (config := untried.get(key(asked))) is not None and admissible(config):
+                    return config
+    left = [config for config in untried.values() if admissible(config)]
+    if not left:
+        return None
+    in_order = isinstance(spec.plan, Grid) or (isinstance(spec.plan, Search) and spec.plan.sampler == "grid")
+    return left[0] if in_order else random.Random(seed).choice(left)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Walk:
+    """How configs and Optuna's parameters turn into each other. ``fixed`` is what all candidates agree on."""
+
+    space: SearchSpace
+    traits: Traits
+    fixed: Config
+
+    def ask(self, trial: Trial) -> Config:
+        """The space walked with the sampler's choices, so that a condition is asked before what hangs on it."""
+
+        def pick(name: str, block: int, parameter: Parameter) -> KnobValue:
+            label, values = _label(name, block), parameter.values()
+            if isinstance(parameter, Choices):
+                return values[values.index(trial.suggest_categorical(label, values))]
+            return values[trial.suggest_int(label, 0, len(values) - 1)]
+
+        return choose(self.space, self.traits, self.fixed, pick)
+
+    def told(self, config: Config) -> tuple[dict[str, KnobValue], dict[str, BaseDistribution]]:
+        """This config as Optuna's parameters and distributions; what is no value of the space is left out."""
+        params: dict[str, KnobValue] = {}
+        distributions: dict[str, BaseDistribution] = {}
+
+        def pick(name: str, block: int, parameter: Parameter) -> KnobValue:
+            value, values = config[name], parameter.values()
+            if value in values:
+                ranged = not isinstance(parameter, Choices)
+                params[_label(name, block)] = values.index(value) if ranged else value
+                distributions[_label(name, block)] = (
+                    IntDistribution(0, len(values) - 1) if ranged else CategoricalDistribution(values)
+                )
+            return value
+
+        choose(self.space, self.traits, self.fixed, pick)
+        return params, distributions
+
+
+def _asks(study: optuna.Study, walk: _Walk) -> Iterator[Config]:
+    """What TPE asks for, for ever; each one stays open in the study, so that the liar drives the next elsewhere."""
+    while True:
+        yield walk.ask(study.ask())
+
+
+def _study(spec: StudySpec, walk: _Walk, told: Sequence[TrialRecord], *, seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of ``group``
+        sampler = TPESampler(
+            multivariate=True, group=True, constant_liar=True, n_startup_trials=N_STARTUP_TRIALS, seed=seed
+        )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.add_trials([trial for record in told if (trial := _trial(spec, walk, record))])
+    return study
+
+
+def _trial(spec: StudySpec, walk: _Walk, record: TrialRecord) -> FrozenTrial | None:
+    """None where the record teaches nothing about its config: a failure of the machine, no full-depth value."""
+    params, distributions = walk.told(canonical(record.config))
+    match record.state:
+        case State.RUNNING:
+            return create_trial(state=TrialState.RUNNING, params=params, distributions=distributions)
+        case State.PRUNED:
+            failed = {str(record.failure.kind): 1.0} if record.failure else None
+            return create_trial(state=TrialState.PRUNED, params=params, distributions=distributions, constraints=failed)
+        case State.COMPLETE if (value := _value(spec, record)) is not None:
+            return create_trial(value=value, params=params, distributions=distributions, constraints=_tight(record))
+    return None
+
+
+def _value(spec: StudySpec, record: TrialRecord) -> float | None:
+    if spec.planned_tokens is None or record.value is None or record.measurement is None:
+        return record.value
+    full_depth = record.measurement.model_copy(update={"tokens_per_second": record.value})
+    return objective(full_depth, spec.planned_tokens)
+
+
+def _tight(record: TrialRecord) -> dict[str, float] | None:
+    """Above the memory headroom a config cannot win, but it is nearer to one that can than a failure is."""
+    tight = record.measurement is not None and "tight_memory" in record.measurement.degraded
+    return {"tight_memory": 0.5} if tight else None
+
+
+def _fixed(candidates: Sequence[Config]) -> Config:
+    """Knobs with one value in all candidates: pinned ones, and those that the workload or the batch freezes."""
+    first = candidates[0]
+    return {name: value for name, value in first.items() if all(other[name] == value for other in candidates)}
+
+
+def _label(name: str, block: int) -> str:
+    """Blocks of one parameter are parameters of their own to Optuna, which wants one distribution under a name."""
+    return f"{name}.{block}"

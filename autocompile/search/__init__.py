@@ -1,0 +1,40 @@
+"""Pure decisions: what to measure next, what it will cost, what failures teach, and the verdict."""
+
+from autocompile.search.best import best_config
+from autocompile.search.canonical import candidates, canonical
+from autocompile.search.history import tight_memory
+from autocompile.search.lessons import ruled_out
+from autocompile.search.objective import objective
+from autocompile.search.planner import (
+    Ask,
+    Finished,
+    Measure,
+    Step,
+    Wait,
+    abort_reason,
+    admissible,
+    compile_deadline,
+    next_step,
+)
+from autocompile.search.skipped import derived
+from autocompile.search.verdict import verdict
+
+__all__ = [
+    "Ask",
+    "Finished",
+    "Measure",
+    "Step",
+    "Wait",
+    "abort_reason",
+    "admissible",
+    "best_config",
+    "candidates",
+    "canonical",
+    "compile_deadline",
+    "derived",
+    "next_step",
+    "objective",
+    "ruled_out",
+    "tight_memory",
+    "verdict",
+]

@@ -1,0 +1,131 @@
+"""Which configs are one and the same, which are in a study's space, and which pairs of settings are known to fail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeAlias
+
+from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
+from autocompile.space import Config, configs, default_config
+from autocompile.spec import Facts, StudySpec, WorkloadSpec, accumulation, traits
+from autocompile.values import digest
+
+Key: TypeAlias = tuple[KnobValue, ...]
+
+
+def canonical(config: Config) -> dict[str, KnobValue]:
+    """Every knob in the table's order; those that mean nothing because nothing is compiled are at their defaults."""
+    compiled = not is_eager(config)
+    return {
+        name: config.get(name, knob.default) if compiled or not knob.compiles else knob.default
+        for name, knob in KNOBS.items()
+    }
+
+
+def key(config: Config) -> Key:
+    """Equal for two configs exactly if they train the same way."""
+    return tuple(canonical(config).values())
+
+
+def is_eager(config: Config) -> bool:
+    return config.get("scope", KNOBS["scope"].default) == "none"
+
+
+def eager_twin(config: Config) -> dict[str, KnobValue]:
+    """The same training without compile."""
+    return canonical({**config, "scope": "none"})
+
+
+def micro_batch(config: Config) -> int:
+    return int(config["micro_batch"])
+
+
+def trap(config: Config, workload: WorkloadSpec) -> str | None:
+    """The pair of settings in this config that is known to fail, in words; None if there is none."""
+    graphs = config["mode"] in CUDA_GRAPH_MODES and not is_eager(config)
+    if graphs and config["gradient_checkpointing"]:
+        return "CUDA graphs with gradient checkpointing"  # pytorch#154306: replay finds freed inputs
+    if config["sdpa"] == "flash" and config["scope"] == "model":
+        return "forced flash attention in a whole-model trace"  # it materialises the causal mask, flash takes none
+    if graphs and accumulation(workload, config) > 1:
+        return "CUDA graphs with gradient accumulation"  # pytorch#96693: gradients are overwritten between steps
+    return None
+
+
+def candidates(spec: StudySpec, facts: Facts) -> tuple[Config, ...]:
+    """Every distinct config the study may choose, those with a pair known to fail last."""
+    return _domain(spec, facts).configs
+
+
+def in_space(spec: StudySpec, facts: Facts, config: Config) -> bool:
+    """Whether the study may choose this config; eager ones count also where the space does not list scope none."""
+    domain = _domain(spec, facts)
+    return key(config) in (domain.eager_keys if is_eager(config) else domain.keys)
+
+
+def starting_point(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
+    """The space's defaults under what is pinned, with the nearest micro-batch that divides the global batch."""
+    config = dict(default_config(spec.space, traits(spec, facts), settings(spec, facts)))
+    fitting = _domain(spec, facts).micro_batches
+    if fitting and config["micro_batch"] not in fitting:
+        smaller = [size for size in fitting if size <= micro_batch(config)]
+        config["micro_batch"] = smaller[-1] if smaller else fitting[0]
+    return canonical(config)
+
+
+def ladder(spec: StudySpec, facts: Facts, config: Config) -> list[int]:
+    """The micro-batches, ascending, at which this config is in the space; its own is always one of them."""
+    sizes = _domain(spec, facts).micro_batches
+    legal = {size for size in sizes if in_space(spec, facts, {**config, "micro_batch": size})}
+    return sorted(legal | {micro_batch(config)})
+
+
+def settings(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
+    """The knobs that do not vary: what the user pinned, and the defaults of what the workload freezes."""
+    default = default_config(spec.space, traits(spec, facts), spec.pinned)
+    return {**{name: default[name] for name in facts.frozen_knobs if name in KNOBS}, **spec.pinned}
+
+
+@dataclass(frozen=True)
+class _Domain:
+    configs: tuple[Config, ...]
+    keys: frozenset[Key]
+    eager_keys: frozenset[Key]  # the twins of all, since eager is what all is compared with
+    micro_batches: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Hashable, so that the thousands of configs of a space are enumerated once."""
+
+    identity: str
+    spec: StudySpec = field(compare=False)
+    facts: Facts = field(compare=False)
+
+
+def _domain(spec: StudySpec, facts: Facts) -> _Domain:
+    identity = digest([spec.identity(), dict(traits(spec, facts)), sorted(facts.frozen_knobs)])
+    return _enumerated(_Question(identity, spec, facts))
+
+
+@lru_cache(maxsize=8)
+def _enumerated(question: _Question) -> _Domain:
+    spec, facts = question.spec, question.facts
+    distinct: dict[Key, Config] = {}
+    for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
+        if _divides(spec.workload, config):
+            distinct.setdefault(key(config), canonical(config))
+    found = sorted(distinct.values(), key=lambda config: trap(config, spec.workload) is not None)
+    return _Domain(
+        configs=tuple(found),
+        keys=frozenset(distinct),
+        eager_keys=frozenset(key(eager_twin(config)) for config in found),
+        micro_batches=tuple(sorted({micro_batch(config) for config in found})),
+    )
+
+
+def _divides(workload: WorkloadSpec, config: Config) -> bool:
+    if workload.global_batch is None:
+        return True
+    return workload.global_batch % (micro_batch(config) * workload.gpus_per_trial) == 0

@@ -1,0 +1,237 @@
+"""What a user asks for, from flags and KEY=VALUE words to a study's spec: one place for command line and Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from autocompile.catalogue import source_of
+from autocompile.errors import UserError
+from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
+from autocompile.space import load_space, nearest
+from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
+from autocompile.values import parse_duration, parse_percent, parse_tokens
+
+DEFAULT_BUDGET = "30m"
+_SETTABLE = ("optimizer", "mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
+_FLAGS = {
+    "model": "model",
+    "script": "workload",
+    "method": "method",
+    "precision": "precision",
+    "sequence_length": "seq_len",
+    "global_batch": "global_batch",
+    "weights": "weights",
+    "trust_remote_code": "trust_remote_code",
+    "device": "device",
+}
+_WITH_A_SPEC_FILE = ("spec", "budget", "trials", "tokens", "steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The flags of `tune` as they were typed; None is a flag that was not given."""
+
+    model: str | None = None
+    workload: str | None = None
+    spec: str | None = None
+    budget: str | None = None
+    trials: int | None = None
+    method: str | None = None
+    precision: str | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    tokens: str | None = None
+    steps: int | None = None
+    memory_headroom: str | None = None
+    set: Sequence[str] = ()
+    search_space: str | None = None
+    sampler: str | None = None
+    device: str | None = None
+    seed: int | None = None
+    weights: bool | None = None
+    trust_remote_code: bool | None = None
+
+
+def study_spec(settings: Settings) -> StudySpec:
+    """The study that these settings ask for; raises UserError for whatever is wrong with them."""
+    if [settings.model, settings.workload, settings.spec].count(None) != 2:
+        raise UserError("expected exactly one of --model, --workload and --spec")
+    if settings.spec is None:
+        spec = _validated(_from_flags(settings), source="")
+    else:
+        _refuse_beside_a_spec(settings)
+        spec = read_spec(Path(settings.spec))
+    planned = _planned_tokens(settings, spec.workload) or spec.planned_tokens
+    return spec.model_copy(update={"budget": _budget(settings, spec.budget), "planned_tokens": planned})
+
+
+def read_spec(path: Path) -> StudySpec:
+    """A study's spec from YAML; ``space`` may be a file, the name of a shipped one, or the whole space."""
+    try:
+        data = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{path}:{line}: not YAML: {error.problem}") from error
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected a mapping with workload and space, found {type(data).__name__}")
+    if isinstance(data.get("space"), str):
+        data = {**data, "space": load_space(data["space"]).model_dump(mode="json")}
+    return _validated(data, source=str(path))
+
+
+def _from_flags(settings: Settings) -> dict[str, Any]:
+    pinned, workload = split_assignments(settings.set)
+    if settings.workload is None and "options" in workload:
+        raise UserError(f"--set workload.{next(iter(workload['options']))}: only a --workload script takes options")
+    flags = {field: getattr(settings, flag) for field, flag in _FLAGS.items()}
+    of_method = "qlora" if settings.method == Method.QLORA else "default"
+    found: dict[str, Any] = {
+        "workload": {**{name: value for name, value in flags.items() if value is not None}, **workload},
+        "space": load_space(settings.search_space or of_method).model_dump(mode="json"),
+        "pinned": pinned,
+    }
+    if settings.sampler is not None:
+        found["plan"] = {"type": "search", "sampler": settings.sampler}
+    if settings.memory_headroom is not None:
+        found["memory_headroom"] = parse_percent(settings.memory_headroom)
+    if settings.seed is not None:
+        found["seed"] = settings.seed
+    return found
+
+
+def split_assignments(words: Sequence[str]) -> tuple[dict[str, KnobValue], dict[str, Any]]:
+    """KEY=VALUE words as pinned knobs, and as fields of the workload."""
+    pinned: dict[str, KnobValue] = {}
+    lora: dict[str, KnobValue] = {}
+    options: dict[str, KnobValue] = {}
+    plain: dict[str, KnobValue] = {}
+    seen: set[str] = set()
+    for key, value in map(_assignment, words):
+        if key in seen:
+            raise UserError(f"--set {key}: given twice")
+        seen.add(key)
+        family, _, name = key.partition(".")
+        if key in KNOBS:
+            pinned[key] = _legal(f"--set {key}", key, value)
+        elif family == "workload" and name:
+            options[name] = value
+        elif key not in _SETTABLE:
+            raise UserError(f"--set {key}: unknown; {nearest(key, [*KNOBS, *_SETTABLE, 'workload.KEY'])}")
+        elif family == "lora":
+            lora[name] = value
+        else:
+            plain[key] = value
+    groups = {"lora": lora, "options": options}
+    return pinned, {**plain, **{name: group for name, group in groups.items() if group}}
+
+
+def _assignment(word: str) -> tuple[str, KnobValue]:
+    """The value is read as YAML reads it, so `true`, 64 and 0.5 have their types; what YAML cannot read is text."""
+    key, equals, text = word.partition("=")
+    if not equals or not key or not text:
+        raise UserError(f'--set: expected KEY=VALUE, found "{word}"')
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:  # a pattern such as *.q_proj is an alias to YAML
+        value = text
+    return key, value if isinstance(value, bool | int | float | str) else text
+
+
+def _legal(where: str, knob: str, value: KnobValue) -> KnobValue:
+    found = coerce(knob, value)
+    if wrong := problem(knob, found):
+        raise UserError(f"{where}: {wrong}")
+    assert isinstance(found, bool | int | float | str)
+    return found
+
+
+def _budget(settings: Settings, in_file: Budget) -> Budget:
+    """A flag before the spec file, the file before the default."""
+    if settings.trials is not None and settings.trials < 1:
+        raise UserError(f"--trials: expected a whole number from 1, found {settings.trials}")
+    if settings.budget is not None:
+        seconds = parse_duration(settings.budget)
+    else:
+        seconds = in_file.seconds or parse_duration(DEFAULT_BUDGET)
+    return Budget(seconds=seconds, trials=settings.trials or in_file.trials)
+
+
+def _refuse_beside_a_spec(settings: Settings) -> None:
+    given = [
+        field.name
+        for field in fields(settings)
+        if field.name not in _WITH_A_SPEC_FILE and getattr(settings, field.name) not in (None, (), [])
+    ]
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')}: the spec file says this already; change it there")
+
+
+def _planned_tokens(settings: Settings, workload: WorkloadSpec) -> int | None:
+    if settings.tokens is not None and settings.steps is not None:
+        raise UserError("expected at most one of --tokens and --steps")
+    if settings.tokens is not None:
+        return parse_tokens(settings.tokens)
+    if settings.steps is None:
+        return None
+    if settings.steps < 1:
+        raise UserError(f"--steps: expected a whole number from 1, found {settings.steps}")
+    if workload.global_batch is None:
+        raise UserError("--steps: needs --global-batch, since a step of the planned run is one global batch")
+    return settings.steps * workload.global_batch * workload.sequence_length
+
+
+def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
+    try:
+        spec = StudySpec.model_validate(data)
+    except ValidationError as error:
+        raise UserError("\n".join(_complaints(error, source))) from error
+    for where, name, value in _knob_values(spec):
+        prefix = f"{source}: {where}.{name}" if source else f"{where}.{name}"
+        if name not in KNOBS:
+            raise UserError(f"{prefix}: unknown knob; {nearest(name, list(KNOBS))}")
+        _legal(prefix, name, value)
+    if spec.workload.model is not None:
+        source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
+    micro_batch, global_batch = spec.pinned.get("micro_batch"), spec.workload.global_batch
+    if isinstance(micro_batch, int) and global_batch is not None and global_batch % micro_batch:
+        raise UserError(f"micro_batch={micro_batch} does not divide the global batch of {global_batch}")
+    return spec
+
+
+def _complaints(error: ValidationError, source: str) -> Iterator[str]:
+    for found in error.errors():
+        where = ".".join(str(part) for part in found["loc"])
+        if not source:
+            where = _flag(where)
+        message = found["msg"].removeprefix("Value error, ")
+        tail = "" if isinstance(found["input"], dict) else f", found {found['input']!r}"
+        yield ": ".join(part for part in (source, where, f"{message}{tail}") if part)
+
+
+def _flag(where: str) -> str:
+    """The flag that sets this field, in the words of whoever typed it."""
+    field = where.removeprefix("workload.")
+    if field in _FLAGS:
+        return f"--{_FLAGS[field].replace('_', '-')}"
+    return "--sampler" if where.startswith("plan.") else f"--set {field}"
+
+
+def _knob_values(spec: StudySpec) -> Iterator[tuple[str, str, KnobValue]]:
+    for name, value in spec.pinned.items():
+        yield "pinned", name, value
+    for name, blocks in spec.space.parameters.items():
+        for block in blocks:
+            for value in (*block.values(), block.default):
+                yield "space.parameters", name, value
+    if isinstance(spec.plan, Paired):
+        for index, config in enumerate(spec.plan.configs):
+            for name, value in config.items():
+                yield f"plan.configs.{index}", name, value

@@ -1,0 +1,74 @@
+"""``python -m autocompile.slice FOLDER``: answer FOLDER/request.json with FOLDER/outcome.json.
+
+It ends with its parent, which holds this process's standard input open.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+
+from pydantic import TypeAdapter
+
+from autocompile.records import Answer, Failed, Measured, Stage
+from autocompile.slice.classify import classify
+from autocompile.slice.merge import RankOutcome, merge
+from autocompile.slice.preflight import preflight
+from autocompile.slice.progress import Reporter
+from autocompile.slice.rank import run_rank
+from autocompile.spec import MeasureRequest, PreflightRequest, SliceRequest
+from autocompile.values import write_aside
+
+REQUEST: TypeAdapter[SliceRequest] = TypeAdapter(SliceRequest)
+
+
+def main(folder: Path) -> None:
+    _end_with_parent()
+    request = REQUEST.validate_json((folder / "request.json").read_text())
+    with Reporter(folder) as reporter:
+        answer = _answer(request, folder, reporter)
+    write_aside(folder / "outcome.json", answer.model_dump_json())
+
+
+def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
+    match request:
+        case MeasureRequest():
+            outcome = run_rank(request, reporter)
+            rank = RankOutcome(rank=0, time=time.time(), outcome=outcome)
+            write_aside(folder / "rank0.json", rank.model_dump_json())
+            return merge([rank])
+        case PreflightRequest():
+            return _facts(request, reporter)
+
+
+def _facts(request: PreflightRequest, reporter: Reporter) -> Answer:
+    reporter.enter(Stage.PREFLIGHT)
+    try:
+        return preflight(request, reporter.enter)
+    except Exception as error:  # the process ends here; the parent turns the failure into one line
+        return Failed(failure=classify(error, stage=Stage.PREFLIGHT, memory_share=reporter.memory_share()))
+
+
+def _end_with_parent() -> None:
+    """When the pipe on stdin closes, end this whole process group. Only where a parent set both up."""
+    leads_group = os.getpgid(0) == os.getpid()
+    if leads_group and stat.S_ISFIFO(os.fstat(0).st_mode):
+        threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the outcome is written; compile workers and CUDA contexts take seconds to say goodbye

@@ -1,0 +1,55 @@
+"""What a measurement depends on besides its config: the device, the versions, the user's own file."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from autocompile.spec import WorkloadSpec
+
+LIBRARIES = ("triton", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed")
+
+
+def environment(device: torch.device, workload: WorkloadSpec | None = None) -> dict[str, str]:
+    """Names and versions, of installed libraries only, and a hash of the script that the workload is built by."""
+    found = {
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device.type == "cuda":
+        found["driver"] = _driver_major()
+    else:
+        found["cpu"] = cpu_name()
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            continue
+    if workload is not None and workload.script is not None:
+        content = Path(workload.script.rpartition(":")[0]).read_bytes()
+        found["workload"] = hashlib.sha256(content).hexdigest()[:16]
+    return found
+
+
+def cpu_name() -> str:
+    """The processor's own name, or its architecture where it has none."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def _driver_major() -> str:
+    # Imported here: it loads the driver's library, which machines without a GPU lack.
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        return str(pynvml.nvmlSystemGetDriverVersion()).partition(".")[0]
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,22 @@
+"""One slice per GPU at a time, across studies: a file lock by the GPU's UUID."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def gpu_lock(uuid: str) -> Iterator[None]:
+    """Hold this GPU; waits for another slice to end. The lock goes with the process, however that ends."""
+    path = Path(tempfile.gettempdir()) / f"autocompile-{uuid}.lock"
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,68 @@
+"""Tell the parent where the slice is: progress.json at every change of stage and once a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from autocompile.records import Progress, Stage
+from autocompile.values import write_aside
+
+_PERIOD_SECONDS = 0.5
+
+
+class Reporter:
+    """Owns ``progress.json`` of one slice; a context manager around a thread that rewrites it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "progress.json"
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._rewrite, daemon=True)
+        self.stage = Stage.BUILD
+        self._step = 0
+
+    def __enter__(self) -> Reporter:
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self._write()
+
+    def stepped(self) -> None:
+        """One more optimizer step is done; the thread writes it down."""
+        self._step += 1
+
+    def memory_share(self) -> float:
+        """How full the device is, by the driver's count, 0 to 1; 0 on a CPU."""
+        if not torch.cuda.is_initialized():
+            return 0.0
+        free, total = torch.cuda.mem_get_info()
+        return 1 - free / total
+
+    def _rewrite(self) -> None:
+        while not self._stopped.wait(_PERIOD_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        on_gpu = torch.cuda.is_initialized()
+        free, total = torch.cuda.mem_get_info() if on_gpu else (0, 0)
+        progress = Progress(
+            stage=self.stage,
+            step=self._step,
+            reserved_memory_bytes=torch.cuda.memory_reserved() if on_gpu else None,
+            device_memory_bytes=total - free if on_gpu else None,
+            time=time.time(),
+        )
+        write_aside(self._path, progress.model_dump_json())

@@ -1,0 +1,243 @@
+"""One rank of a slice: build, apply knobs, compile, warm up, measure, check."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+import torch._dynamo
+
+from autocompile.knobs import Setup, apply_config
+from autocompile.records import (
+    Degradation,
+    Failed,
+    Failure,
+    FailureKind,
+    Measured,
+    Measurement,
+    Outcome,
+    Stage,
+    StepSeconds,
+    Telemetry,
+)
+from autocompile.slice.classify import classify
+from autocompile.slice.environment import environment
+from autocompile.slice.locking import gpu_lock
+from autocompile.slice.measure import Stepper, steady_window, warm_up
+from autocompile.slice.parity import compare, dropout_off, eager_loss, require_finite
+from autocompile.slice.progress import Reporter
+from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
+from autocompile.spec import MeasureRequest, accumulation, slice_plan
+from autocompile.workloads.job import Context, Job, prepare, trainable
+from autocompile.workloads.precision import resolved_precision, trained_dtype
+
+
+@dataclass
+class _Run:
+    """What exists so far of one slice; telemetry is made from it, whether the slice ends well or not."""
+
+    request: MeasureRequest
+    reporter: Reporter
+    observer: CompileObserver
+    device: torch.device
+    job: Job | None = None
+    setup: Setup | None = None
+    kernels: tuple[str, ...] = ()
+    compiles_in_window: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+def run_rank(request: MeasureRequest, reporter: Reporter) -> Outcome:
+    """Measure one config; every exception becomes a `Failed` with the telemetry gathered until then."""
+    device = torch.device("cuda", 0) if _on_gpu(request) else torch.device("cpu")
+    with CompileObserver() as observer, ExitStack() as stack:
+        run = _Run(request=request, reporter=reporter, observer=observer, device=device)
+        stack.enter_context(_recorded_warnings(run))
+        try:
+            if device.type == "cuda":
+                stack.enter_context(gpu_lock(str(torch.cuda.get_device_properties(device).uuid)))
+            measurement = _measured(run)
+        except Exception as error:  # the process ends here; whatever it was, the parent wants its name
+            failure = classify(error, stage=reporter.stage, memory_share=reporter.memory_share())
+            return Failed(failure=_with_reasons(failure, run.warnings), telemetry=_telemetry(run))
+        return Measured(measurement=measurement, telemetry=_telemetry(run))
+
+
+def _measured(run: _Run) -> Measurement:
+    began = time.perf_counter()
+    request, reporter = run.request, run.reporter
+    reporter.enter(Stage.BUILD)
+    run.job = job = prepare(_context(run), request.workload)
+    if run.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(run.device)
+    n_micro_batches = accumulation(request.workload, request.config)
+    batches = _cycles(job, n_micro_batches)
+    first = next(batches)
+    eager = eager_loss(job, first)
+    reporter.enter(Stage.APPLY)
+    run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
+    optimizer = job.optimizer(trainable(job.model))
+    setup_seconds = time.perf_counter() - began
+
+    reporter.enter(Stage.COMPILE)
+    stepper = _stepper(run, itertools.chain([first], batches), optimizer)
+    losses = [_first_step(run, stepper, eager)]
+    reporter.enter(Stage.WARMUP)
+    losses += warm_up(stepper)
+    gc.collect()
+    gc.freeze()  # what the build left behind need not be looked at again inside the window
+
+    reporter.enter(Stage.MEASURE)
+    before = run.observer.n_recompiles()
+    step_seconds, window_losses = steady_window(stepper, slice_plan(request.role))
+    run.compiles_in_window = run.observer.n_recompiles() - before
+    reporter.enter(Stage.CHECK)
+    require_finite([*losses, *window_losses])
+    tokens = sum(job.tokens(batch) for batch in first)
+    measurement = _measurement(run, step_seconds, tokens / step_seconds.median, setup_seconds)
+    run.kernels = _profiled_kernels(stepper)
+    return measurement.model_copy(update={"losses": tuple([*losses, *window_losses][:32])})
+
+
+def _context(run: _Run) -> Context:
+    request = run.request
+    precision = resolved_precision(request.workload, run.device.type)
+    return Context(
+        device=run.device,
+        dtype=trained_dtype(precision),
+        micro_batch=int(request.config["micro_batch"]),
+        sequence_length=request.workload.sequence_length,
+        depth=request.fidelity.layers,
+        seed=request.seed,
+        options=request.workload.options,
+    )
+
+
+def _on_gpu(request: MeasureRequest) -> bool:
+    return request.workload.device == "cuda" or (request.workload.device is None and torch.cuda.is_available())
+
+
+def _cycles(job: Job, n_micro_batches: int) -> Iterator[list[object]]:
+    """The micro-batches of each optimizer step; the workload's stream begins again where it ends."""
+    stream = itertools.chain.from_iterable(job.batches() for _ in itertools.count())
+    while True:
+        yield list(itertools.islice(stream, n_micro_batches))
+
+
+def _stepper(run: _Run, batches: Iterator[list[object]], optimizer: torch.optim.Optimizer) -> Stepper:
+    assert run.job is not None
+    job = run.job
+
+    def step() -> torch.Tensor:
+        if run.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        return job.train_step(job.model, next(batches), optimizer)
+
+    return Stepper(step=step, watch=run.observer, device=run.device, stepped=run.reporter.stepped)
+
+
+def _first_step(run: _Run, stepper: Stepper, eager: float) -> float:
+    """The first step with dropout off, so that its loss can be compared with eager's.
+
+    A model with dropout compiles again when it is back on; only that compile is then counted.
+    """
+    assert run.job is not None
+    with dropout_off(run.job.model) as had_dropout:
+        first = float(stepper.step())
+    compare(first, eager)
+    if had_dropout:
+        run.observer.restart()
+    stepper.stepped()
+    return first
+
+
+def _measurement(
+    run: _Run, step_seconds: StepSeconds, tokens_per_second: float, setup_seconds: float
+) -> Measurement:
+    assert run.job is not None
+    on_gpu = run.device.type == "cuda"
+    free, total = torch.cuda.mem_get_info(run.device) if on_gpu else (0, 0)
+    telemetry = _telemetry(run)
+    return Measurement(
+        tokens_per_second=tokens_per_second,
+        unit=run.job.unit,
+        step_seconds=step_seconds,
+        compile=run.observer.compile_cost(),
+        setup_seconds=setup_seconds,
+        peak_memory_bytes=torch.cuda.max_memory_allocated(run.device) if on_gpu else _peak_resident_bytes(),
+        reserved_memory_bytes=torch.cuda.max_memory_reserved(run.device) if on_gpu else None,
+        device_memory_bytes=total - free if on_gpu else None,
+        degraded=_degradations(run, telemetry),
+    )
+
+
+def _peak_resident_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _degradations(run: _Run, telemetry: Telemetry) -> tuple[Degradation, ...]:
+    wanted_compile = run.request.config["scope"] != "none"
+    found: list[Degradation] = []
+    if wanted_compile and telemetry.compile_applied != "all":
+        found.append("partial_eager")
+    if telemetry.cudagraph_skips:
+        found.append("cudagraph_skipped")
+    if telemetry.graph_breaks:
+        found.append("graph_breaks")
+    return tuple(found)
+
+
+def _profiled_kernels(stepper: Stepper) -> tuple[str, ...]:
+    """The attention kernels of one more step, outside the window: profiling slows a step."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if stepper.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        stepper.step()
+        stepper.synchronise()
+    return sdpa_kernels([event.name for event in profile.events() or []])
+
+
+def _telemetry(run: _Run) -> Telemetry:
+    seen = run.observer.telemetry(run.setup)
+    return seen.model_copy(
+        update={
+            "mask": run.job.mask if run.job else None,
+            "recompiles_in_window": run.compiles_in_window,
+            "sdpa_kernels": run.kernels,
+            "environment": environment(run.device, run.request.workload),
+        }
+    )
+
+
+class _recorded_warnings:
+    """Keeps the texts of warnings: torch says only there why an attention kernel cannot run."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._show = warnings.showwarning
+
+    def __enter__(self) -> None:
+        def keep(message: Warning | str, *rest: object, **named: object) -> None:
+            self._run.warnings.append(str(message))
+            self._show(message, *rest, **named)  # type: ignore[arg-type]
+
+        warnings.showwarning = keep
+
+    def __exit__(self, *_: object) -> None:
+        warnings.showwarning = self._show
+
+
+def _with_reasons(failure: Failure, texts: list[str]) -> Failure:
+    reasons = [text.split("(Triggered")[0].strip() for text in texts if "not used because" in text or "requires" in text]
+    if failure.kind is not FailureKind.BACKEND_UNSUPPORTED or not reasons:
+        return failure
+    return failure.model_copy(update={"message": f"{failure.message} ({'; '.join(dict.fromkeys(reasons))})"})

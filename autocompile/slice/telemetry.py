@@ -1,0 +1,229 @@
+"""What the compiler and the kernels really did, from torch's own counters and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+import torch._dynamo
+from torch._dynamo import utils as dynamo
+from torch._inductor.graph import GraphLowering
+
+from autocompile.knobs.setup import CompiledGroup, Setup
+from autocompile.records import Compile, CudagraphSkip, GraphBreak, Recompile, Region, Telemetry
+
+_CUDAGRAPH_LOG = "torch._inductor.cudagraph_utils.__cudagraphs"
+_LIMIT = "recompile limit exceeded"
+
+
+class CompileObserver:
+    """Watches one process from before its first compile. Use as a context manager, one at a time.
+
+    Counts come from `torch._dynamo.utils` (CompilationMetrics, counters, graph_break_reasons); output code from
+    the hook that inductor calls on a miss and on a cache hit alike. Log text is read only for skipped CUDA graphs,
+    whose reasons exist nowhere else.
+    """
+
+    def __enter__(self) -> CompileObserver:
+        dynamo.set_compilation_metrics_limit(100_000)  # the default keeps the last 64
+        self._codes: list[tuple[str, str]] = []
+        self._skips = _Messages()
+        self.activity = 0
+        logging.getLogger(_CUDAGRAPH_LOG).addHandler(self._skips)
+        self._previous_hook = GraphLowering.save_output_code
+        GraphLowering.save_output_code = self._save_code
+        torch._dynamo.callback.on_compile_start(self._started)
+        self.restart()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger(_CUDAGRAPH_LOG).removeHandler(self._skips)
+        GraphLowering.save_output_code = self._previous_hook
+        torch._dynamo.callback_handler.remove_start_callback(self._started)
+
+    def restart(self) -> None:
+        """Forget what happened so far."""
+        dynamo.counters.clear()
+        dynamo.clear_compilation_metrics()
+        dynamo.graph_break_reasons.clear()
+        self._codes.clear()
+        self._skips.texts.clear()
+
+    def n_compiles(self) -> int:
+        """Compiles of any kind so far, failed ones and CUDA-graph recordings included."""
+        return self.activity
+
+    def n_recompiles(self) -> int:
+        return sum(1 for metric in _metrics() if metric.recompile_reason)
+
+    def limit_hits(self) -> list[str]:
+        """Where a frame went over its recompile limit and runs eager since: ``name file:line``."""
+        return [_place(metric, ()) for metric in _metrics() if _LIMIT in (metric.fail_reason or "")]
+
+    def compile_cost(self) -> Compile:
+        """Seconds of tracing, lowering, code generation and autotuning, and what a cold cache would have cost.
+
+        torch keeps with each cached graph how long it took to make; its name in the metrics is historical.
+        """
+        seconds = _seconds(
+            "dynamo_cumulative_compile_time_us",
+            "runtime_triton_autotune_time_us",
+            "runtime_cudagraphify_time_us",
+            where=lambda metric: metric.is_forward is not False,
+        ) + _seconds(
+            "backward_cumulative_compile_time_us",
+            "runtime_triton_autotune_time_us",
+            "runtime_cudagraphify_time_us",
+            where=lambda metric: metric.is_forward is False,
+        )
+        saved = _seconds("distributed_ephemeral_timeout_us")
+        return Compile(seconds=seconds, cold_seconds=seconds + saved, cache=_cache_state())
+
+    def telemetry(self, setup: Setup | None) -> Telemetry:
+        """Everything seen so far; ``setup`` is None where the slice failed before knobs were applied."""
+        groups = setup.groups if setup else ()
+        return Telemetry(
+            compile_applied=self._compile_applied(groups),
+            sdpa_applied=setup.sdpa_applied if setup else None,
+            checkpointing=setup.checkpointing if setup else None,
+            regions=self._regions(groups),
+            graphs=dynamo.counters["stats"]["unique_graphs"],
+            graph_breaks=_graph_breaks(),
+            recompiles=tuple(
+                Recompile(where=_place(metric, groups), guard=_first_line(metric.recompile_reason))
+                for metric in _metrics()
+                if metric.recompile_reason
+            ),
+            cudagraph_skips=self._cudagraph_skips(),
+        )
+
+    def _started(self, *_args: object) -> None:
+        self.activity += 1
+
+    def _save_code(self, code: str) -> None:
+        compile_id = torch._guards.CompileContext.current_compile_id()
+        frame = str(compile_id).split("/")[0] if compile_id else ""
+        self._codes.append((frame, code_hash(code)))
+
+    def _regions(self, groups: Sequence[CompiledGroup]) -> tuple[Region, ...]:
+        """The groups that were asked for, then any other frame that was compiled, such as the rest after a break."""
+        by_frame = {group.frame: group for group in groups}
+        names = _frame_names()
+        compiled = [names.get(_frame_id(m), "?") for m in _metrics() if m.is_forward and m.has_guarded_code]
+        regions = []
+        for frame in dict.fromkeys([*by_frame, *compiled]):
+            group = by_frame.get(frame)
+            # Sorted: a warm cache loads forward and backward together, a cold one compiles the backward later.
+            hashes = sorted({code for frame_id, code in self._codes if names.get(frame_id, "?") == frame})
+            regions.append(
+                Region(
+                    name=group.name if group else frame,
+                    modules=len(group.modules) if group else 0,
+                    graphs=compiled.count(frame),
+                    calls=group.calls if group else None,
+                    code_hashes=tuple(hashes),
+                )
+            )
+        return tuple(regions)
+
+    def _compile_applied(self, groups: Sequence[CompiledGroup]) -> Literal["all", "some", "none"]:
+        names = _frame_names()
+        compiled = {names.get(_frame_id(m)) for m in _metrics() if m.is_forward and m.has_guarded_code}
+        working = [group for group in groups if group.frame in compiled and group.calls]
+        if not working:
+            return "none"
+        whole = len(working) == len(groups) and not any(metric.fail_type for metric in _metrics())
+        return "all" if whole else "some"
+
+    def _cudagraph_skips(self) -> tuple[CudagraphSkip, ...]:
+        reasons = [text for text in self._skips.texts if "skipping cudagraphs" in text]
+        reasons += [m.cudagraph_skip_reason for m in _metrics() if getattr(m, "cudagraph_skip_reason", None)]
+        if not reasons and dynamo.counters["inductor"]["cudagraph_skips"]:
+            reasons = ["inductor gave no reason"]
+        return tuple(CudagraphSkip(reason=_first_line(reason)) for reason in dict.fromkeys(reasons))
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def code_hash(code: str) -> str:
+    """SHA-256 of inductor's output code without comments, docstring-like source notes and absolute paths.
+
+    So the hash is the same from a cold and a warm cache and in another folder.
+    """
+    lines = [re.sub(r"\s+#\s.*$", "", line) for line in code.splitlines()]
+    kept = [line for line in lines if line.strip() and not re.match(r"\s*(#(?!include|pragma|define|if|endif|else)|//)", line)]
+    without_paths = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", "\n".join(kept))
+    return hashlib.sha256(without_paths.encode()).hexdigest()
+
+
+def sdpa_kernels(names: Sequence[str]) -> tuple[str, ...]:
+    """Of the operators and kernels that a profiler saw, those that compute scaled_dot_product_attention, forward."""
+    wanted = re.compile(r"_scaled_dot_product_\w+|flash_fwd\w*|fmha\w*|cudnn\w*sdpa\w*", re.IGNORECASE)
+    found = {match[0] for name in names if (match := wanted.search(name)) and "backward" not in name.lower()}
+    return tuple(sorted(found))
+
+
+def _metrics() -> list[Any]:
+    """Records of compiles; the ones torch adds for work at run time say so."""
+    return list(dynamo.get_compilation_metrics())
+
+
+def _seconds(*fields: str, where: Callable[[Any], bool] = lambda metric: True) -> float:
+    return sum(getattr(metric, field, None) or 0 for metric in _metrics() if where(metric) for field in fields) / 1e6
+
+
+def _frame_id(metric: Any) -> str:
+    return str(metric.compile_id).split("/")[0]
+
+
+def _frame_names() -> dict[str, str]:
+    return {_frame_id(metric): metric.co_name for metric in _metrics() if metric.co_name}
+
+
+def _place(metric: Any, groups: Sequence[CompiledGroup]) -> str:
+    """The region, or ``function file:line``. A record of a hit limit names no frame, but its id leads to one that does."""
+    for other in _metrics():
+        if other.co_name and _frame_id(other) == _frame_id(metric):
+            named = {group.frame: group.name for group in groups}
+            return named.get(other.co_name, f"{other.co_name} {other.co_filename}:{other.co_firstlineno}")
+    return "unknown frame"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n")[0]
+
+
+def _graph_breaks() -> tuple[GraphBreak, ...]:
+    """Each reason and place once: torch repeats them per nested frame and per recompile."""
+    seen = {}
+    for reason in dynamo.graph_break_reasons:
+        place = reason.user_stack[-1] if reason.user_stack else None
+        where = f"{place.filename}:{place.lineno}" if place else "unknown place"
+        seen[_first_line(reason.reason), where] = None
+    return tuple(GraphBreak(where=where, reason=reason) for reason, where in seen)
+
+
+def _cache_state() -> Literal["none", "cold", "partly", "warm"]:
+    inductor, aot = dynamo.counters["inductor"], dynamo.counters["aot_autograd"]
+    hits = inductor["fxgraph_cache_hit"] + aot["autograd_cache_hit"]
+    misses = inductor["fxgraph_cache_miss"] + inductor["fxgraph_cache_bypass"]
+    misses += aot["autograd_cache_miss"] + aot["autograd_cache_bypass"]
+    if not hits and not misses:
+        return "none"
+    if not hits:
+        return "cold"
+    return "partly" if misses else "warm"

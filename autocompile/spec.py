@@ -1,0 +1,278 @@
+"""What is asked: the study's spec, the request to a slice, the facts of a machine, and the best-config file."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from autocompile.knob_table import KnobValue
+from autocompile.space import Config, SearchSpace, Traits
+from autocompile.values import Value, digest
+
+
+class Method(StrEnum):
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Precision(StrEnum):
+    """``bf16`` is weights, activations and gradients in bf16; the mixed ones are fp32 weights under autocast."""
+
+    BF16 = "bf16"
+    BF16_MIXED = "bf16-mixed"
+    FP16_MIXED = "fp16-mixed"
+    FP32 = "fp32"
+
+
+class Role(StrEnum):
+    BASELINE = "baseline"
+    PROBE = "probe"
+    SEARCH = "search"
+    CONFIRM = "confirm"
+
+
+class LoraSpec(Value):
+    """peft's LoraConfig as far as it changes speed: rank, scale and dropout, on all linear layers of the blocks."""
+
+    r: int = Field(default=16, ge=1)
+    alpha: int = Field(default=32, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class WorkloadSpec(Value):
+    """What is trained. Either ``model`` (catalogue name, Hub id or directory) or ``script`` (FILE.py:FUNCTION)."""
+
+    model: str | None = None
+    script: str | None = None
+    method: Method | None = None  # None: the slice's preflight decides by size, see Facts
+    precision: Precision | None = None  # None: bf16 on GPUs, fp32 on CPUs
+    sequence_length: int = Field(default=1024, ge=2)
+    global_batch: int | None = Field(default=None, ge=1)
+    lora: LoraSpec = LoraSpec()
+    optimizer: Literal["adamw"] = "adamw"
+    mask: Literal["none", "ones", "padding"] = "none"
+    weights: bool = False
+    trust_remote_code: bool = False
+    parallel: Literal["none"] = "none"
+    gpus_per_trial: int = Field(default=1, ge=1, le=1)
+    device: Literal["cuda", "cpu"] | None = None  # None: the GPU if there is one
+    options: dict[str, KnobValue] = {}  # of a user's script, from --set workload.KEY=VALUE
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkloadSpec:
+        if (self.model is None) == (self.script is None):
+            raise ValueError("give exactly one of a model and a workload script")
+        return self
+
+
+class Fidelity(Value):
+    """How deep the measured model is; None is its full depth."""
+
+    layers: int | None = None
+
+
+FULL_DEPTH = Fidelity()
+
+
+class Budget(Value):
+    """How long a study may take: wall-clock seconds over all its runs, and measured trials; None is no limit."""
+
+    seconds: float | None = None
+    trials: int | None = None
+
+
+class Search(Value):
+    """The plan of `tune`: baselines, known-good configs, then a sampler, then confirmations."""
+
+    type: Literal["search"] = "search"
+    sampler: Literal["auto", "tpe", "random", "grid"] = "auto"
+
+
+class Grid(Value):
+    """Measure every config of the space once, in order."""
+
+    type: Literal["grid"] = "grid"
+
+
+class Paired(Value):
+    """Only confirm: these configs in turns, in fresh processes."""
+
+    type: Literal["paired"] = "paired"
+    configs: tuple[dict[str, KnobValue], ...]
+
+
+Plan: TypeAlias = Annotated[Search | Grid | Paired, Field(discriminator="type")]
+
+
+class StudySpec(Value):
+    """One study. ``budget``, ``planned_tokens`` and ``cache_root`` are no part of its identity."""
+
+    workload: WorkloadSpec
+    space: SearchSpace
+    pinned: dict[str, KnobValue] = {}
+    plan: Plan = Search()
+    memory_headroom: float = Field(default=0.08, ge=0, lt=1)  # share of the device's memory that stays free
+    seed: int = 0
+    budget: Budget = Budget()
+    planned_tokens: int | None = Field(default=None, ge=1)
+    cache_root: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What makes this study another than one of the same name, as plain JSON."""
+        return self.model_dump(mode="json", exclude={"budget", "planned_tokens", "cache_root"})
+
+    def hash(self) -> str:
+        return digest(self.identity())
+
+
+class SlicePlan(Value):
+    """How one slice measures: see `autocompile.slice.measure`."""
+
+    interval: float  # half-width of the median's interval, as a share of the median, at which the window ends
+    window_seconds: float  # the window ends then at the latest
+    min_cycles: int = 5  # optimizer cycles a window holds at least
+
+
+SEARCH_SLICE = SlicePlan(interval=0.02, window_seconds=5.0)
+CONFIRM_SLICE = SlicePlan(interval=0.01, window_seconds=10.0)
+
+
+def slice_plan(role: Role) -> SlicePlan:
+    return CONFIRM_SLICE if role is Role.CONFIRM else SEARCH_SLICE
+
+
+class PreflightRequest(Value):
+    """Ask a child what this machine and this workload are. ``devices`` are GPU indices; empty means a CPU or any GPU."""
+
+    type: Literal["preflight"] = "preflight"
+    workload: WorkloadSpec
+    seed: int
+    devices: tuple[int, ...]
+    deadline_seconds: float
+    cache_folder: str
+
+
+class MeasureRequest(Value):
+    """Ask a child to measure one config. ``deadline_seconds`` is for the whole slice, from its start."""
+
+    type: Literal["measure"] = "measure"
+    workload: WorkloadSpec
+    config: dict[str, KnobValue]
+    role: Role
+    fidelity: Fidelity
+    seed: int
+    devices: tuple[int, ...]
+    deadline_seconds: float
+    cache_folder: str
+
+
+SliceRequest: TypeAlias = PreflightRequest | MeasureRequest
+
+
+class Device(Value):
+    """``memory_bytes`` is the device's total memory; ``type`` is cuda or cpu (then uuid is ``cpu``)."""
+
+    type: Literal["cuda", "cpu"] = "cuda"
+    uuid: str
+    name: str
+    memory_bytes: int
+    capability: str | None = None  # compute capability, as "9.0"
+
+
+class Facts(Value):
+    """What the preflight child found out; the study's first ones are kept and are what decisions see."""
+
+    type: Literal["facts"] = "facts"
+    devices: tuple[Device, ...] = Field(min_length=1)
+    layers: int
+    parameters: int
+    environment: dict[str, str]  # gpu, torch, triton, driver, key libraries, hash of the workload file
+    model_type: str | None = None
+    method: Method = Method.FULL
+    precision: Precision = Precision.FP32
+    regions: dict[str, str] = {}  # scope name -> fnmatch pattern on dotted module names
+    frozen_knobs: dict[str, str] = {}  # knob -> why this workload does not let it vary
+    free_memory_bytes: int | None = None
+
+
+def resolved(workload: WorkloadSpec, facts: Facts) -> WorkloadSpec:
+    """The workload with the method, precision and device that the preflight settled where none was asked for."""
+    device = facts.devices[0].type
+    return workload.model_copy(update={"method": facts.method, "precision": facts.precision, "device": device})
+
+
+def traits(spec: StudySpec, facts: Facts) -> Traits:
+    """The facts that conditions of a search space may name."""
+    device = facts.devices[0]
+    return {
+        "device": device.type,
+        "method": str(facts.method),
+        "parallel": spec.workload.parallel,
+        "world_size": spec.workload.gpus_per_trial,
+        "shapes": "fixed",
+        **({"gpu_capability": device.capability} if device.capability else {}),
+    }
+
+
+def accumulation(workload: WorkloadSpec, config: Config) -> int:
+    """Micro-batches per optimizer step, one rank; 1 where no global batch is given."""
+    if workload.global_batch is None:
+        return 1
+    return workload.global_batch // int(config["micro_batch"])
+
+
+class Expected(Value):
+    """What the study measured for its config: [median, low, high] where a list, units in the names."""
+
+    tokens_per_second: tuple[float, float, float]
+    step_seconds: tuple[float, float, float]
+    peak_memory_bytes: int | None
+    compile_seconds: float
+    graphs: int | None
+
+
+class Evidence(Value):
+    """Ratios of the verdict; null where the study could not measure one. ``confirmed_by`` are trial numbers."""
+
+    speedup: float | None
+    speedup_vs_best_eager: float | None
+    confirmed_by: tuple[int, ...]
+    break_even_steps: int | None
+
+
+class MadeFor(Value):
+    """Where the config holds. Versions are strings, major.minor."""
+
+    gpu: str
+    torch: str
+    triton: str | None
+    method: str
+    model_type: str | None
+    parallel: str
+    world_size: int
+    sequence_length: int
+
+
+class BestWorkload(Value):
+    """The training that was measured; ``spec`` is the whole WorkloadSpec, so that it can be built again."""
+
+    micro_batch: int
+    gradient_accumulation: int
+    precision: str
+    spec: WorkloadSpec
+
+
+class BestConfig(Value):
+    """The file ``best.yaml``, format 1."""
+
+    format: Literal[1] = 1
+    study: str
+    result: Literal["win", "tie", "loss"]
+    config: dict[str, KnobValue]
+    expected: Expected
+    evidence: Evidence
+    made_for: MadeFor
+    workload: BestWorkload

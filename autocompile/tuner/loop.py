@@ -1,0 +1,337 @@
+"""The coordinator's loop: ask the search what is next, run it in a free slot, keep what came back.
+
+Only the thread that called `tune` touches the storage; one more per running slice waits in the executor. All that the
+loop knows is in the storage too, so that a restart needs no repair: `kill -9` loses the slices in flight and at most
+`SAVE_SECONDS` of the budget's count.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import yaml
+
+from autocompile.errors import MachineError
+from autocompile.executors import Executor
+from autocompile.records import (
+    Answer,
+    Failed,
+    Measured,
+    State,
+    Stopped,
+    TrialRecord,
+    Verdict,
+)
+from autocompile.search import (
+    Ask,
+    Finished,
+    Measure,
+    Step,
+    abort_reason,
+    admissible,
+    best_config,
+    candidates,
+    compile_deadline,
+    derived,
+    next_step,
+)
+from autocompile.space import Config
+from autocompile.spec import BestConfig, Facts, Fidelity, MeasureRequest, Role, StudySpec
+from autocompile.tuner.events import Clock, Event, Interrupted, StudyResult, Tick, TrialEnded, TrialStarted, WallClock
+from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_folder
+from autocompile.tuner.opening import write_study_files
+from autocompile.tuner.signals import signals
+from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told
+from autocompile.values import write_aside
+
+if TYPE_CHECKING:
+    from autocompile.storage import Storage
+
+TICK_SECONDS = 0.5
+SAVE_SECONDS = 5.0
+LATE_SECONDS = 10.0  # after the budget's end, for slices whose own deadline did not end them
+WIND_DOWN_SECONDS = 10.0
+
+
+def tune(  # noqa: PLR0913  each is a seam that a test or another front end replaces
+    spec: StudySpec,
+    *,
+    name: str,
+    storage: Storage,
+    executor: Executor,
+    folder: Path,
+    slots: Sequence[tuple[int, ...]],
+    stop: threading.Event,
+    clock: Clock | None = None,
+    watch: Callable[[Event], None] = lambda event: None,
+    began: float | None = None,
+) -> StudyResult:
+    """Run the study ``name`` (see `open_study`) until its verdict, the end of its budget, or an interruption.
+
+    ``slots`` are the GPUs of each slice that may run at the same time, ``((),)`` on a CPU. ``stop`` is the event that
+    the executor watches; it is set when the study is interrupted, and setting it interrupts the study. ``began`` is
+    the clock's time at which the budget's count begins, for a caller whose preparations count too.
+
+    Raises Interrupted on SIGINT, SIGTERM or ``stop``, MachineError where going on makes no sense, UserError where
+    another process holds the study. In each case what was measured is kept, and best.yaml is written.
+    """
+    clock = clock or WallClock()
+    began = clock.now() if began is None else began
+    with storage.hold(name):
+        storage.mend(name)
+        storage.set_budget(name, spec.budget)
+        stored = storage.load(name)
+        assert stored is not None
+        write_study_files(folder, spec, stored.facts)
+        records = storage.records(name)
+        loop = _Loop(
+            study=_Study(name=name, spec=spec, facts=stored.facts, folder=folder, slots=tuple(slots)),
+            storage=storage,
+            executor=executor,
+            stop=stop,
+            clock=clock,
+            watch=watch,
+            used_before=stored.used_seconds,
+            began=began,
+            saved=began,
+            records={record.number: record for record in records},
+            free=list(range(len(slots))),
+            first_number=1 + max((record.number for record in records), default=-1),
+        )
+        with signals(loop.ended) as caught:
+            try:
+                loop.take_over()
+                found = loop.run(caught)
+            finally:
+                loop.wind_down()
+                best = loop.write_best()
+        return loop.result(found, best)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Study:
+    """What stays the same while the study runs."""
+
+    name: str
+    spec: StudySpec
+    facts: Facts
+    folder: Path
+    slots: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Running:
+    """A slice in flight."""
+
+    record: TrialRecord
+    slot: int
+    began: float
+    request: MeasureRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ended:
+    """What a slot's thread leaves; no answer means that the executor itself broke, its traceback is on stderr."""
+
+    number: int
+    answer: Answer | None
+
+
+@dataclass(kw_only=True)
+class _Loop:
+    """One run of the coordinator; times are the clock's.
+
+    ``saved`` is up to when the storage has counted, ``first_number`` that of this run's first trial: what the machine
+    did in earlier runs is no reason to give up now.
+    """
+
+    study: _Study
+    storage: Storage
+    executor: Executor
+    stop: threading.Event
+    clock: Clock
+    watch: Callable[[Event], None]
+    used_before: float
+    began: float
+    saved: float
+    records: dict[int, TrialRecord]
+    free: list[int]
+    first_number: int
+    running: dict[int, _Running] = field(default_factory=dict)
+    ended: SimpleQueue[_Ended | None] = field(default_factory=SimpleQueue)  # None: a signal came
+
+    def take_over(self) -> None:
+        """Close what an earlier coordinator left open: told where the answer is complete, else lost."""
+        for record in [record for record in self.records.values() if record.state is State.RUNNING]:
+            self._keep(left_behind(record, trial_folder(self.study.folder, record.number)))
+
+    def run(self, caught: Sequence[int]) -> Verdict:
+        """Until the search has finished and nothing runs; ``caught`` are the signals that came."""
+        while True:
+            if caught or self.stop.is_set():
+                raise Interrupted(self.study.name, caught[0] if caught else signal.SIGINT)
+            if reason := abort_reason([record for record in self._all() if record.number >= self.first_number]):
+                raise MachineError(reason)
+            step = self._fill_slots()
+            if isinstance(step, Finished) and not self.running:
+                return step.verdict
+            self._wait()
+
+    def wind_down(self) -> None:
+        """Nothing runs and all is kept afterwards, whatever ended the loop; a slice that does not end is abandoned."""
+        if self.running:
+            self.stop.set()
+        limit = self.clock.now() + WIND_DOWN_SECONDS
+        while self.running and (left := limit - self.clock.now()) > 0:
+            if ended := self.clock.get(self.ended, left):
+                self._close(ended)
+        self._abandon(Stopped(reason="interrupted"))
+        self._save_seconds()
+
+    def write_best(self) -> BestConfig | None:
+        """best.yaml from what is known now; none where nothing was measured."""
+        study = self.study
+        best = best_config(study.name, study.spec, study.facts, self._all())
+        if best is not None:
+            text = yaml.safe_dump(best.model_dump(mode="json"), sort_keys=False)
+            try:
+                write_aside(study.folder / "best.yaml", text)
+            except OSError as error:
+                raise MachineError(f"cannot write best.yaml: {error}") from error
+        return best
+
+    def result(self, found: Verdict, best: BestConfig | None) -> StudyResult:
+        study, records = self.study, self._all()
+        return StudyResult(
+            name=study.name,
+            spec=study.spec,
+            facts=study.facts,
+            records=records,
+            derived=derived(study.spec, study.facts, records),
+            verdict=found,
+            used_seconds=self._used(),
+            total_seconds=study.spec.budget.seconds,
+            best=best,
+        )
+
+    def _fill_slots(self) -> Step:
+        """Start slices while there is a slot and something to measure; the step that could not be taken."""
+        study = self.study
+        while True:
+            used = self._used()
+            step = next_step(study.spec, study.facts, self._all(), used)
+            if not self.free:
+                return step
+            match step:
+                case Measure(config=config, role=role, fidelity=fidelity):
+                    self._start(config, role, fidelity)
+                case Ask(fidelity=fidelity):
+                    self._start(self._suggestion(used), Role.SEARCH, fidelity)
+                case _:
+                    return step
+
+    def _suggestion(self, used: float) -> Config:
+        from autocompile.sampling import suggest  # imports optuna, which the live view's import of this must not
+
+        spec, facts, records = self.study.spec, self.study.facts, self._all()
+        config = suggest(
+            spec,
+            facts,
+            records=records,
+            admissible=admissible(spec, facts, records, used),
+            candidates=candidates(spec, facts),
+        )
+        assert config is not None  # the search asks only while an admissible config is left
+        return config
+
+    def _start(self, config: Config, role: Role, fidelity: Fidelity) -> None:
+        study, slot = self.study, self.free.pop(0)
+        number = self.storage.open_trial(study.name, config=config, role=role, fidelity=fidelity)
+        record = TrialRecord(number=number, role=role, state=State.RUNNING, config=dict(config), fidelity=fidelity)
+        request = MeasureRequest(
+            workload=study.spec.workload,
+            config=record.config,
+            role=role,
+            fidelity=fidelity,
+            seed=study.spec.seed,
+            devices=study.slots[slot],
+            deadline_seconds=self._deadline_seconds(role),
+            cache_folder=str(cache_folder(study.spec, study.facts, config, study_folder=study.folder)),
+        )
+        folder = trial_folder(study.folder, number)
+        self.records[number] = record
+        self.running[number] = _Running(record=record, slot=slot, began=self.clock.now(), request=request)
+        self.watch(TrialStarted(slot=slot, number=number, role=role, config=record.config, folder=folder))
+        threading.Thread(target=self._run_slice, args=(number, request, folder), daemon=True).start()
+
+    def _deadline_seconds(self, role: Role) -> float:
+        """What the budget leaves for a slice that starts now; the time for confirmations is for these only."""
+        study = self.study
+        before_confirmations = compile_deadline(study.spec, study.facts, self._all(), self._used())
+        return slice_seconds(self._left(), None if role is Role.CONFIRM else before_confirmations)
+
+    def _run_slice(self, number: int, request: MeasureRequest, folder: Path) -> None:
+        """In a thread of its own: prepare the folders, wait for the executor, leave the answer."""
+        study, answer = self.study, None
+        seed = seed_folder(study.spec, study.folder.parent) if study.facts.devices[0].type == "cpu" else None
+        try:
+            answer = prepare(request, folder, seed) or self.executor.run(request, folder)
+        finally:
+            self.ended.put(_Ended(number=number, answer=answer))
+
+    def _wait(self) -> None:
+        """For the next answer, at most one tick."""
+        if ended := self.clock.get(self.ended, TICK_SECONDS):
+            self._close(ended)
+        if self.clock.now() - self.saved >= SAVE_SECONDS:
+            self._save_seconds()
+            self.storage.beat(self.study.name)
+        left = self._left()
+        if left is not None and left < -LATE_SECONDS:
+            self._abandon(Stopped(reason="budget", bound=self.study.spec.budget.seconds))
+        self.watch(Tick(seconds_used=self._used()))
+
+    def _close(self, ended: _Ended) -> None:
+        """Keep what a slice came back with; one that was abandoned before is closed already."""
+        if (running := self.running.pop(ended.number, None)) is None:
+            return
+        self.free.append(running.slot)
+        answer = ended.answer
+        if not isinstance(answer, Measured | Failed):
+            answer = machine_failure("the executor broke, see its traceback")
+        deadline = running.request.deadline_seconds
+        seconds = self.clock.now() - running.began
+        self._keep(told(running.record, answer, seconds=seconds, deadline_seconds=deadline))
+        self._save_seconds()
+
+    def _abandon(self, why: Stopped) -> None:
+        """Close all that still runs without its answer; its slot is not free again."""
+        for running in list(self.running.values()):
+            del self.running[running.record.number]
+            self._keep(stopped(running.record, why, seconds=self.clock.now() - running.began))
+
+    def _keep(self, record: TrialRecord) -> None:
+        self.storage.close_trial(self.study.name, record)
+        self.records[record.number] = record
+        self.watch(TrialEnded(record=record))
+
+    def _save_seconds(self) -> None:
+        now = self.clock.now()
+        self.storage.add_seconds(self.study.name, now - self.saved)
+        self.saved = now
+
+    def _all(self) -> tuple[TrialRecord, ...]:
+        return tuple(self.records[number] for number in sorted(self.records))
+
+    def _used(self) -> float:
+        return self.used_before + self.clock.now() - self.began
+
+    def _left(self) -> float | None:
+        total = self.study.spec.budget.seconds
+        return None if total is None else total - self._used()

@@ -1,0 +1,119 @@
+"""Before the first slice: ask the preflight child for the facts, then create the study or make sure it is this one."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from autocompile.errors import MachineError, UserError
+from autocompile.executors import Executor
+from autocompile.records import Failed, FailureKind
+from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
+from autocompile.tuner.folders import copy_seed, seed_folder
+from autocompile.values import write_aside
+
+if TYPE_CHECKING:
+    from autocompile.storage import Storage
+
+PREFLIGHT_SECONDS = 300.0  # a bare CPU spends most of a minute on torch's probes of the compiler
+_DIFFERENCES_SHOWN = 8
+
+
+def preflight(spec: StudySpec, executor: Executor, *, folder_root: Path, devices: Sequence[int] = ()) -> Facts:
+    """What this machine and this workload are, from a child; nothing is written but the seed of compile caches.
+
+    ``devices`` are the GPUs to look at, all if empty. UserError with the child's message where the workload is to
+    blame, MachineError for all else.
+    """
+    deadline = min(PREFLIGHT_SECONDS, spec.budget.seconds or PREFLIGHT_SECONDS)
+    seed = seed_folder(spec, folder_root)
+    with tempfile.TemporaryDirectory(prefix="autocompile-", ignore_cleanup_errors=True) as folder:
+        cache = seed if seed.is_dir() else Path(folder) / "seed"
+        request = PreflightRequest(
+            workload=spec.workload,
+            seed=spec.seed,
+            devices=tuple(devices),
+            deadline_seconds=deadline,
+            cache_folder=str(cache.absolute()),
+        )
+        answer = executor.run(request, Path(folder))
+        if isinstance(answer, Facts):
+            if answer.devices[0].type == "cpu":
+                copy_seed(cache, seed)
+            return answer
+    assert isinstance(answer, Failed)
+    if answer.failure.kind is FailureKind.WORKLOAD_ERROR:
+        raise UserError(answer.failure.message)
+    raise MachineError(answer.failure.message)
+
+
+def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Facts, folder_root: Path) -> str:
+    """Create the study, or make sure that the one of this name asks and runs the same; its name.
+
+    UserError with the differing fields where it is another study, or the same one on another machine.
+    """
+    name = name or study_name(spec, facts)
+    stored = storage.load(name)
+    if stored is None:
+        storage.create(name, spec, facts)
+        write_study_files(folder_root / name, spec, facts)
+        return name
+    if stored.spec.hash() != spec.hash():
+        found = differences(stored.spec.identity(), spec.identity())
+        raise UserError(f"study {name} exists with another spec: {_shown(found)}; give --study another name")
+    if stored.facts.environment != facts.environment:
+        found = differences(stored.facts.environment, facts.environment)
+        raise UserError(f"study {name} was measured in another environment: {_shown(found)}; give another --study")
+    return name
+
+
+def write_study_files(folder: Path, spec: StudySpec, facts: Facts) -> None:
+    """spec.yaml and facts.json of a study; MachineError where the disk does not take them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_aside(folder / "spec.yaml", yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
+        write_aside(folder / "facts.json", facts.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise MachineError(f"cannot write the study's files: {error}") from error
+
+
+def study_name(spec: StudySpec, facts: Facts) -> str:
+    """``<model>-<method>-<gpu>-<8 hex of the spec's hash>``."""
+    parts = (_source(spec.workload), str(facts.method), _machine(facts.devices[0]), spec.hash()[:8])
+    return "-".join(_slug(part) for part in parts)
+
+
+def differences(old: object, new: object, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted path, old and new value of each leaf in which two plain JSON values differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*old, *(key for key in new if key not in old)]:
+            yield from differences(old.get(key), new.get(key), f"{path}.{key}" if path else str(key))
+    elif old != new:
+        yield path, old, new
+
+
+def _shown(found: Iterator[tuple[str, Any, Any]]) -> str:
+    lines = [f"{path} was {old!r}, is now {new!r}" for path, old, new in found]
+    more = len(lines) - _DIFFERENCES_SHOWN
+    return "; ".join(lines[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _source(workload: WorkloadSpec) -> str:
+    """A model by its name without the folder or owner before it; a script by its file and function."""
+    if workload.model is not None:
+        return Path(workload.model).name or workload.model
+    assert workload.script is not None
+    return Path(workload.script).name.replace(".py", "")
+
+
+def _machine(device: Device) -> str:
+    return "cpu" if device.type == "cpu" else device.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "x"

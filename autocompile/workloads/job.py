@@ -1,0 +1,127 @@
+"""The two values between a workload and the rest: `Context` says what to build, `Job` is what was built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from autocompile.knob_table import KnobValue
+from autocompile.spec import Precision, WorkloadSpec
+from autocompile.workloads.precision import is_mixed, resolved_precision, set_tf32, trained_dtype, under_autocast
+from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, count_tokens, fused_adamw
+
+__all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
+
+MaskKind: TypeAlias = Literal["none", "ones", "padding"]
+
+
+class WorkloadError(Exception):
+    """The user's model or script cannot be trained. ``where`` is file:line of the user's code, if it is known."""
+
+    def __init__(self, message: str, *, where: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+
+
+class MachineFault(Exception):
+    """This machine cannot run the workload; the message names what is missing and how to mend it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them."""
+
+    device: torch.device
+    dtype: torch.dtype
+    micro_batch: int
+    sequence_length: int
+    lengths: Iterator[int] | None = None
+    depth: int | None = None
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    options: Mapping[str, KnobValue] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, workload: WorkloadSpec, *, device: torch.device, micro_batch: int, seed: int, depth: int | None = None
+    ) -> Context:
+        """The context of one slice of this workload."""
+        return cls(
+            device=device,
+            dtype=trained_dtype(resolved_precision(workload, device.type)),
+            micro_batch=micro_batch,
+            sequence_length=workload.sequence_length,
+            depth=depth,
+            seed=seed,
+            options=workload.options,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A training job. Only the first three fields are required; `prepare` fills in what a workload leaves out.
+
+    ``loss(model, batch)`` must call the model that it is given, not a part of it or a reference of its own: compile
+    in place acts on the module's call. ``batches()`` starts anew, with the same batches for the same seed, and yields
+    as many as are asked for. ``train_step(model, batches, optimizer)`` is one whole optimizer step over the list of
+    its micro-batches. ``tokens(batch)`` may wait for the device, so call it outside what is timed.
+    """
+
+    model: nn.Module
+    loss: Loss
+    batches: Callable[[], Iterator[Any]]
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = fused_adamw
+    train_step: TrainStep = field(default_factory=AccumulatedStep)
+    tokens: Callable[[Any], int] = count_tokens
+    regions: Mapping[str, str] = field(default_factory=dict)  # scope name -> fnmatch pattern on dotted module names
+    unit: Literal["tokens", "samples"] = "tokens"  # what `tokens` counts
+    mask: MaskKind = "none"
+    precision: Precision = Precision.FP32
+
+    def __post_init__(self) -> None:
+        """The default step follows the loss, also through `dataclasses.replace`."""
+        if isinstance(self.train_step, AccumulatedStep):
+            object.__setattr__(self, "train_step", self.train_step.of(self.loss))
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """What an optimizer gets: with adapters a small part of the parameters."""
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def prepare(ctx: Context, workload: WorkloadSpec) -> Job:
+    """Build the workload, complete in every field and ready to train. Raises WorkloadError."""
+    # Imported here: these import transformers, while a user's script imports this module for Context and Job alone.
+    from autocompile.knobs import default_regions
+    from autocompile.workloads import models, scripts
+    from autocompile.workloads.batches import described_by_batch
+
+    set_tf32(allowed=False)
+    precision = resolved_precision(workload, ctx.device.type)
+    job = scripts.build(ctx, workload.script) if workload.script else models.build(ctx, workload)
+    job = described_by_batch(_in_precision(job, precision, ctx.device))
+    return job if job.regions else replace(job, regions=default_regions(job.model))
+
+
+def _in_precision(job: Job, precision: Precision, device: torch.device) -> Job:
+    """The job with its loss under autocast, and with a gradient scaler for fp16, as its precision wants it."""
+    job = replace(job, precision=precision)
+    if not is_mixed(precision):
+        return job
+    job = replace(job, loss=under_autocast(job.loss, precision, device))
+    if precision is not Precision.FP16_MIXED:
+        return job
+    if not isinstance(job.train_step, AccumulatedStep):
+        raise WorkloadError("fp16-mixed needs a gradient scaler in the step; a workload's own train_step has none")
+    return replace(job, train_step=replace(job.train_step, scaler=torch.amp.GradScaler(device.type)))

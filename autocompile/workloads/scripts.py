@@ -1,0 +1,108 @@
+"""Load a user's workload, FILE.py:FUNCTION, and say in one line what is wrong with it and where."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autocompile.workloads.batches import first_batch
+from autocompile.workloads.job import Context, Job, MachineFault, WorkloadError
+
+MICRO_BATCHES = (2, 4)  # two sizes to compare; not 1, with which batch normalisation cannot train
+
+
+def build(ctx: Context, script: str) -> Job:
+    """What the user's function builds. Raises WorkloadError for all that can be wrong with it."""
+    path, function = _located(script)
+    module = _imported(path)
+    made = getattr(module, function, None)
+    if not callable(made):
+        names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise WorkloadError(f"{path.name}: it has no function {function}; it has {', '.join(names) or 'none'}")
+    with blamed_on(path.parent, f"{path.name}: {function}"):
+        job = made(ctx)
+    if not isinstance(job, Job):
+        where = f"{path.name}:{made.__code__.co_firstlineno}" if isinstance(made, types.FunctionType) else None
+        raise WorkloadError(
+            f"{path.name}: {function}: expected it to return an autocompile.Job, found {type(job).__name__}",
+            where=where,
+        )
+    return job
+
+
+def check_loss(job: Job, script: str) -> None:
+    """One forward on the first batch: the loss must be one number, and must lead back to what is trained."""
+    path, function = _located(script)
+    with blamed_on(path.parent, f"{path.name}: {function}"):
+        loss: Any = job.loss(job.model, first_batch(job))
+    found = type(loss).__name__
+    if isinstance(loss, Tensor):
+        if loss.numel() == 1 and loss.requires_grad:
+            return
+        found = f"a tensor of shape {tuple(loss.shape)}" if loss.numel() != 1 else "one that needs no gradient"
+    raise WorkloadError(f"{path.name}: {function}: loss: expected a scalar tensor that needs a gradient, found {found}")
+
+
+def frozen_knobs(script: str, small: int, large: int) -> dict[str, str]:
+    """Knobs that this workload does not follow, each with the reason, from its samples for each of MICRO_BATCHES."""
+    if large > small:
+        return {}
+    few, many = MICRO_BATCHES
+    return {"micro_batch": f"{script} gives {small} samples a batch for ctx.micro_batch={few} and {large} for {many}"}
+
+
+def _located(script: str) -> tuple[Path, str]:
+    file, colon, function = script.rpartition(":")
+    if not colon or not file.endswith(".py") or not function.isidentifier():
+        raise WorkloadError(f'workload: expected FILE.py:FUNCTION, found "{script}"')
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise WorkloadError(f"workload: there is no file {file}")
+    return path, function
+
+
+def _imported(path: Path) -> types.ModuleType:
+    """The script as a module of a name of its own, so that it hides no module of the same name."""
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    name = f"autocompile_workload_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles look their module up here
+    with blamed_on(path.parent, f"{path.name}: importing it failed"):
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def blamed_on(folder: Path, what: str) -> Iterator[None]:
+    """Users' code may raise anything: one line with the place in their folder. Out of memory is no fault of it."""
+    try:
+        yield
+    except (WorkloadError, MachineFault, torch.OutOfMemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        detail = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise WorkloadError(f"{what}: {detail}", where=_place(error, folder)) from error
+
+
+def _place(error: BaseException, folder: Path) -> str | None:
+    """The deepest file:line of the traceback inside the user's folder; of a syntax error the line it is on."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno))
+    for filename, line in reversed(frames):
+        if Path(filename).is_relative_to(folder):
+            return f"{Path(filename).relative_to(folder)}:{line}"
+    return None

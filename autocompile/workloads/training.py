@@ -1,0 +1,76 @@
+"""What a training job does unless its workload says otherwise: optimizer, one whole step, counting tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
+TrainStep: TypeAlias = Callable[[nn.Module, Sequence[Any], Optimizer], Tensor]
+
+LEARNING_RATE = 1e-4
+
+
+def fused_adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """One kernel for all parameters; also on a CPU."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+
+
+@dataclass(frozen=True)
+class AccumulatedStep:
+    """One optimizer step over micro-batches of equal weight; returns the mean loss without waiting for the device."""
+
+    loss: Loss | None = None
+    scaler: torch.amp.GradScaler | None = None  # of fp16
+
+    def of(self, loss: Loss) -> AccumulatedStep:
+        return replace(self, loss=loss)
+
+    def __call__(self, model: nn.Module, batches: Sequence[Any], optimizer: Optimizer) -> Tensor:
+        assert self.loss is not None
+        optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for batch in batches:
+            loss = self.loss(model, batch) / len(batches)
+            (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+        if self.scaler:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        else:
+            optimizer.step()
+        return torch.stack(losses).sum()
+
+
+def count_tokens(batch: Any) -> int:
+    """Elements of ``input_ids`` that are not padding; of a batch without them, its samples."""
+    if not has_tokens(batch):
+        return count_samples(batch)
+    mask = batch.get("attention_mask")
+    return int(batch["input_ids"].numel() if mask is None else mask.sum())
+
+
+def has_tokens(batch: Any) -> bool:
+    return isinstance(batch, Mapping) and "input_ids" in batch
+
+
+def count_samples(batch: Any) -> int:
+    """Rows of the batch's first tensor; 0 if it holds none."""
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 0)
+
+
+def tensors(batch: Any) -> Iterator[Tensor]:
+    """Every tensor of a batch, which may be one, or mappings and sequences of them."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from tensors(value)
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        for value in batch:
+            yield from tensors(value)

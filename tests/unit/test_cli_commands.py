@@ -1,0 +1,171 @@
+"""The commands as a user types them, with a fake child in place of the interpreter that runs slices."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+
+import pytest
+import yaml
+
+from autocompile.cli import main
+from tests.contract.fake_child import make_python
+
+STUDY = "first"
+SCRIPT = ("--workload", "job.py:build")  # its options tell the fake child what to do
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Type a command: its exit code, standard output and standard error."""
+
+    def typed(*words):
+        monkeypatch.setattr("sys.argv", ["autocompile", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return typed
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tune(run, here, tmp_path_factory):
+    python = make_python(tmp_path_factory.mktemp("python"))
+
+    def typed(*words, source=("--model", "tiny-llama")):
+        return run("tune", *source, "--search-space", "quick", "--budget", "60s", "--python", python, *words)
+
+    return typed
+
+
+def test_a_study_from_its_first_line_to_its_files(tune, run, here):
+    code, out, err = tune("--study", STUDY, "--trials", 3, "--json")
+    assert code == 0, err
+    lines = err.splitlines()
+    assert lines[0] == "checking the machine and the workload ..."
+    assert "tiny-llama: 1.1B parameters in 32 layers" in lines[1]
+    assert any(line.startswith("trial 0 baseline eager: started") for line in lines)
+    assert 'autocompile.apply(model, "studies/first/best.yaml")' in err
+
+    document = json.loads(out)
+    assert document["study"] == STUDY
+    assert document["verdict"]["result"] == "win"
+    assert str(here) not in out
+
+    folder = here / "studies" / STUDY
+    best = yaml.safe_load((folder / "best.yaml").read_text())
+    assert best["config"] == document["verdict"]["config"]
+    report = (folder / "report.md").read_text()
+    assert "faster than" in report
+
+    assert json.loads(run("show", STUDY, "--json")[1])["trials"] == document["trials"]
+    code, out, _ = run("show", STUDY)
+    assert code == 0
+    assert "faster than" in out
+    assert run("report", STUDY)[1] == report
+    code, out, _ = run("studies")
+    assert code == 0
+    assert "first" in out
+    assert "win" in out
+
+    n_trials = len(document["trials"])
+    again = json.loads(tune("--study", STUDY, "--trials", 3, "--json")[1])
+    assert len(again["trials"]) == n_trials, "a finished study measures nothing more"
+
+    code, _, err = tune("--study", STUDY, "--seq-len", 64)
+    assert code == 2
+    assert "exists with another spec: workload.sequence_length was 1024, is now 64" in err
+
+    assert run("rm", STUDY, "--yes")[0] == 0
+    assert not folder.exists()
+    assert run("show", STUDY)[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        pytest.param(["tune", "--model", "llama2-7bb"], 2, "did you mean llama2-7b", id="an unknown model"),
+        pytest.param(["tune", "--model", "tiny-llama", "--budget", "soon"], 2, "budget: expected a time", id="no time"),
+        pytest.param(["tune"], 2, "expected exactly one of", id="nothing to train"),
+        pytest.param(["tune", "--model", "tiny-llama", "--gpus", "x"], 2, "--gpus: expected", id="no GPU list"),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--study", "../up"], 2, "--study: expected letters", id="a path as a name"
+        ),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--storage", "nowhere"], 2, "storage: expected", id="no storage"
+        ),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--python", "/no/python"], 3, "cannot start", id="no interpreter"
+        ),
+        pytest.param(["show", "x"], 2, "there are no studies yet", id="no database to read"),
+        pytest.param(["fly"], 2, "No such command", id="an unknown command"),
+        pytest.param(["tune", "--trials", "many"], 2, "--trials", id="a number that is none"),
+    ],
+)
+def test_wrong_input_writes_nothing(run, here, words, code, complaint):
+    found, out, err = run(*words)
+    assert (found, out) == (code, "")
+    assert complaint in err
+    assert "Traceback" not in err
+    assert os.listdir(here) == []
+
+
+def test_a_search_space_with_a_mistake_is_named_with_its_line(run, here):
+    (here / "mine.yaml").write_text("format: 1\nparameters:\n  scop:\n    choices: [none]\n")
+    code, _, err = run("tune", "--model", "tiny-llama", "--search-space", "mine.yaml")
+    assert code == 2
+    assert "mine.yaml:3: parameters.scop: unknown knob" in err
+    assert os.listdir(here) == ["mine.yaml"]
+
+
+def test_a_workload_to_blame_is_the_users_error(tune, here):
+    code, _, err = tune("--set", "workload.fake_preflight=workload_error", source=SCRIPT)
+    assert code == 2
+    assert "Traceback" not in err
+    assert os.listdir(here) == []
+
+
+def test_a_machine_to_blame_is_the_machines_error(tune, here):
+    code, _, _ = tune("--set", "workload.fake_preflight=infrastructure", source=SCRIPT)
+    assert code == 3
+    assert os.listdir(here) == []
+
+
+def test_a_study_without_any_measurement_ends_with_one(tune):
+    code, _, err = tune("--set", "workload.fake_oom_above=0", source=SCRIPT)
+    assert code == 1
+    assert "nothing was measured" in err
+
+
+def test_rm_asks_first(tune, run, here, monkeypatch):
+    tune("--study", STUDY, "--trials", 1)
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run("rm", STUDY)[0] != 0
+    assert (here / "studies" / STUDY).is_dir()
+
+
+def test_models_lists_the_catalogue(run):
+    code, out, _ = run("models")
+    assert code == 0
+    assert "llama2-7b" in out
+    assert "tiny-llama" in out
+
+
+def test_doctor_names_what_it_found(run):
+    _, out, _ = run("doctor")
+    assert "C++ compiler" in out
+    assert "torch" in out
+
+
+def test_the_version(run):
+    from autocompile import __version__
+
+    assert run("--version")[:2] == (0, f"autocompile {__version__}\n")

@@ -1,0 +1,211 @@
+"""From what a user types to a study's spec, and the complaints on the way."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from autocompile.cli.tune import parse_gpus, tune
+from autocompile.errors import UserError
+from autocompile.settings import Settings, split_assignments, study_spec
+
+
+def asked(**settings):
+    return study_spec(Settings(**{"model": "tiny-llama", **settings}))
+
+
+def test_defaults():
+    spec = asked()
+    assert spec.workload.model == "tiny-llama"
+    assert (spec.budget.seconds, spec.budget.trials) == (1800.0, None)
+    assert (spec.workload.method, spec.workload.precision, spec.workload.device) == (None, None, None)
+    assert (spec.memory_headroom, spec.seed, spec.planned_tokens, spec.pinned) == (0.08, 0, None, {})
+    assert "gradient_checkpointing" in spec.space.parameters
+
+
+def test_every_setting_is_a_flag_of_tune():
+    assert {field.name for field in fields(Settings)} <= set(inspect.signature(tune).parameters)
+
+
+@pytest.mark.parametrize(
+    ("settings", "read", "value"),
+    [
+        pytest.param({"budget": "1h30m"}, lambda spec: spec.budget.seconds, 5400.0, id="a budget"),
+        pytest.param({"trials": 5}, lambda spec: spec.budget.trials, 5, id="a number of trials"),
+        pytest.param({"method": "qlora"}, lambda spec: str(spec.workload.method), "qlora", id="a method"),
+        pytest.param(
+            {"search_space": "quick"}, lambda spec: set(spec.space.parameters), {"scope", "micro_batch"}, id="a space"
+        ),
+        pytest.param({"tokens": "50M"}, lambda spec: spec.planned_tokens, 50_000_000, id="a planned run in tokens"),
+        pytest.param(
+            {"steps": 10, "global_batch": 8, "seq_len": 128},
+            lambda spec: spec.planned_tokens,
+            10 * 8 * 128,
+            id="a planned run in global batches",
+        ),
+        pytest.param({"memory_headroom": "10%"}, lambda spec: spec.memory_headroom, 0.1, id="headroom"),
+        pytest.param({"sampler": "random"}, lambda spec: spec.plan.sampler, "random", id="a sampler"),
+        pytest.param({"device": "cpu"}, lambda spec: spec.workload.device, "cpu", id="a device"),
+        pytest.param({"weights": True}, lambda spec: spec.workload.weights, True, id="real weights"),
+        pytest.param({"set": ["lora.r=64"]}, lambda spec: spec.workload.lora.r, 64, id="a field of a group"),
+        pytest.param({"set": ["mask=ones"]}, lambda spec: spec.workload.mask, "ones", id="a field"),
+        pytest.param({"set": ["micro_batch=2"]}, lambda spec: spec.pinned, {"micro_batch": 2}, id="a knob"),
+    ],
+)
+def test_a_flag_arrives(settings, read, value):
+    assert read(asked(**settings)) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "pinned", "workload"),
+    [
+        pytest.param(["fullgraph=true"], {"fullgraph": True}, {}, id="a boolean"),
+        pytest.param(["dynamic=true"], {"dynamic": "true"}, {}, id="dynamic's values are strings"),
+        pytest.param(["scope=*.q_proj"], {"scope": "*.q_proj"}, {}, id="a pattern is no YAML alias"),
+        pytest.param(
+            ["workload.rows=3", "workload.name=x=y"],
+            {},
+            {"options": {"rows": 3, "name": "x=y"}},
+            id="options of a script, the first equals sign divides",
+        ),
+        pytest.param(["workload.rate=null"], {}, {"options": {"rate": "null"}}, id="what is no scalar stays text"),
+    ],
+)
+def test_assignments(words, pinned, workload):
+    assert split_assignments(words) == (pinned, workload)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        pytest.param({"model": None}, "expected exactly one of --model, --workload and --spec", id="nothing to train"),
+        pytest.param(
+            {"workload": "a.py:b"}, "expected exactly one of --model, --workload and --spec", id="two of them"
+        ),
+        pytest.param({"model": "llama2-7bb"}, "did you mean llama2-7b", id="an unknown model"),
+        pytest.param(
+            {"budget": "tomorrow"}, 'budget: expected a time such as 90s, 30m or 1h30m, found "tomorrow"', id="no time"
+        ),
+        pytest.param({"trials": 0}, "--trials: expected a whole number from 1, found 0", id="no trials"),
+        pytest.param(
+            {"method": "loro"}, "--method: Input should be 'full', 'lora' or 'qlora', found 'loro'", id="no method"
+        ),
+        pytest.param({"sampler": "magic"}, "--sampler: Input should be", id="no sampler"),
+        pytest.param({"seq_len": 1}, "--seq-len: Input should be greater than or equal to 2, found 1", id="too short"),
+        pytest.param(
+            {"set": ["micro_bach=1"]}, "--set micro_bach: unknown; did you mean micro_batch?", id="a misspelt knob"
+        ),
+        pytest.param({"set": ["micro_batch"]}, '--set: expected KEY=VALUE, found "micro_batch"', id="no value"),
+        pytest.param(
+            {"set": ["micro_batch=0"]}, "--set micro_batch: expected a whole number from 1, found 0", id="zero"
+        ),
+        pytest.param(
+            {"set": ["mode=fast"]}, "--set mode: expected one of default, reduce-overhead", id="an illegal value"
+        ),
+        pytest.param({"set": ["lora.q=1"]}, "--set lora.q: unknown; did you mean lora.r", id="a misspelt field"),
+        pytest.param({"set": ["lora.r=many"]}, "--set lora.r: Input should be a valid integer", id="a field's type"),
+        pytest.param({"set": ["mask=ones", "mask=none"]}, "--set mask: given twice", id="one key twice"),
+        pytest.param(
+            {"set": ["sequence_length=9"]}, "--set sequence_length: unknown", id="a field with a flag of its own"
+        ),
+        pytest.param(
+            {"set": ["workload.rows=1"]},
+            "--set workload.rows: only a --workload script takes options",
+            id="an option that nobody reads",
+        ),
+        pytest.param({"steps": 3}, "--steps: needs --global-batch", id="steps of unknown size"),
+        pytest.param({"steps": 3, "tokens": "5M"}, "expected at most one of --tokens and --steps", id="two lengths"),
+        pytest.param(
+            {"global_batch": 8, "set": ["micro_batch=3"]},
+            "micro_batch=3 does not divide the global batch of 8",
+            id="a micro-batch that does not divide the global batch",
+        ),
+        pytest.param(
+            {"memory_headroom": "0.1"}, "memory headroom: expected a percentage", id="a headroom without percent"
+        ),
+        pytest.param({"search_space": "tiny"}, "search space: expected a file or one of default", id="no such space"),
+    ],
+)
+def test_wrong_input_is_one_line(settings, complaint):
+    with pytest.raises(UserError) as caught:
+        asked(**settings)
+    assert str(caught.value).startswith(complaint) or complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def spec_file(folder, **changes):
+    data = yaml.safe_load(yaml.safe_dump(asked(search_space="quick", budget="5m").model_dump(mode="json")))
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump({**data, **changes}))
+    return str(path)
+
+
+def test_a_spec_file_asks_for_the_same_study(tmp_path):
+    again = study_spec(Settings(spec=spec_file(tmp_path)))
+    assert again == asked(search_space="quick", budget="5m")
+
+
+def test_a_flag_comes_before_the_files_budget(tmp_path):
+    path = spec_file(tmp_path, budget={"seconds": 60, "trials": 3})
+    assert study_spec(Settings(spec=path)).budget.seconds == 60
+    assert study_spec(Settings(spec=path, budget="2m")).budget.seconds == 120
+    assert study_spec(Settings(spec=path, budget="2m")).budget.trials == 3
+
+
+def test_a_spec_file_may_name_a_shipped_space(tmp_path):
+    assert study_spec(Settings(spec=spec_file(tmp_path, space="quick"))) == asked(search_space="quick", budget="5m")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        pytest.param(
+            {"workload": {"model": "tiny-llama", "colour": 1}}, "workload.colour: Extra inputs", id="unknown field"
+        ),
+        pytest.param(
+            {"pinned": {"micro_bach": 1}}, "pinned.micro_bach: unknown knob; did you mean micro_batch?", id="knob"
+        ),
+        pytest.param({"pinned": {"mode": "fast"}}, "pinned.mode: expected one of default", id="an illegal value"),
+        pytest.param({"memory_headroom": 2}, "memory_headroom: Input should be less than 1, found 2", id="too large"),
+        pytest.param({"workload": {"model": "llama2-7bb"}}, "did you mean llama2-7b", id="an unknown model"),
+    ],
+)
+def test_a_wrong_spec_file_is_named_with_the_place(tmp_path, changes, complaint):
+    path = spec_file(tmp_path, **changes)
+    with pytest.raises(UserError) as caught:
+        study_spec(Settings(spec=path))
+    assert complaint in str(caught.value)
+
+
+def test_a_broken_spec_file_names_its_line(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("workload:\n  model: [tiny\nspace: quick\n")
+    with pytest.raises(UserError, match=r"spec\.yaml:3: not YAML"):
+        study_spec(Settings(spec=str(path)))
+
+
+def test_a_flag_that_the_spec_file_says_already_is_refused(tmp_path):
+    with pytest.raises(UserError, match="--seq-len: the spec file says this already"):
+        study_spec(Settings(spec=spec_file(tmp_path), seq_len=9))
+
+
+@pytest.mark.parametrize(
+    ("text", "indices"),
+    [
+        pytest.param(None, (), id="all"),
+        pytest.param("0", (0,), id="one"),
+        pytest.param("1,3", (1, 3), id="some"),
+    ],
+)
+def test_gpus(text, indices):
+    assert parse_gpus(text) == indices
+
+
+@pytest.mark.parametrize("text", ["", "0,", "all", "-1", "0,0", "0 1"])
+def test_wrong_gpus(text):
+    with pytest.raises(UserError, match="--gpus: expected different indices"):
+        parse_gpus(text)

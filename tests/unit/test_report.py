@@ -1,0 +1,355 @@
+"""Reports from records: words, the verdict's sentence, the JSON document, Markdown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autocompile.records import (
+    Compile,
+    Failed,
+    Failure,
+    FailureKind,
+    GraphBreak,
+    Measured,
+    Measurement,
+    Result,
+    Stage,
+    State,
+    StepSeconds,
+    Stopped,
+    Telemetry,
+    TrialRecord,
+    Verdict,
+)
+from autocompile.report import Study
+from autocompile.report.document import Places, document, scrub
+from autocompile.report.markdown import markdown
+from autocompile.report.sentence import interval, sentence
+from autocompile.report.study import best_rows
+from autocompile.report.terminal import failures
+from autocompile.report.words import duration, outcome, rate, short, tokens
+from autocompile.space import SearchSpace, defaults
+from autocompile.spec import Device, Facts, Fidelity, Method, Precision, Role, StudySpec, WorkloadSpec
+
+GIB = 1024**3
+EAGER = defaults()
+LAYER = {**EAGER, "scope": "layer"}
+
+
+def trial(number, config, *, rate_=1000.0, role=Role.SEARCH, **changes):
+    """A complete full-depth slice with one optimizer step of 2048 tokens."""
+    step = 2048 / rate_
+    found = Measurement(
+        tokens_per_second=rate_,
+        step_seconds=StepSeconds(median=step, low=step * 0.99, high=step * 1.01, n=20),
+        compile=Compile(seconds=13, cold_seconds=13, cache="cold")
+        if config["scope"] != "none"
+        else Compile(seconds=0, cold_seconds=0, cache="none"),
+        peak_memory_bytes=round((25.3 if config["scope"] != "none" else 30.6) * GIB),
+        losses=(1.0,),
+    )
+    plain = {
+        "state": State.COMPLETE,
+        "value": rate_,
+        "value_source": "measured",
+        "outcome": Measured(measurement=found),
+    }
+    return TrialRecord(number=number, role=role, config=dict(config), **{**plain, **changes})
+
+
+def failed(number, config, kind=FailureKind.OOM, **changes):
+    failure = Failure(kind=kind, stage=Stage.WARMUP, message="tried to take 2 GiB\nof 1 GiB", **changes)
+    outcome_ = Failed(failure=failure, telemetry=Telemetry(graph_breaks=(GraphBreak(where="a.py:3", reason="print"),)))
+    return TrialRecord(number=number, role=Role.SEARCH, state=State.PRUNED, config=dict(config), outcome=outcome_)
+
+
+SPEC = StudySpec(
+    workload=WorkloadSpec(model="llama2-7b", sequence_length=512),
+    space=SearchSpace(format=1, parameters={}),
+)
+FACTS = Facts(
+    devices=(Device(uuid="GPU-1", name="NVIDIA H200", memory_bytes=round(139.8 * GIB), capability="9.0"),),
+    layers=32,
+    parameters=6_738_415_616,
+    environment={"torch": "2.11.0", "gpu": "NVIDIA H200"},
+    method=Method.LORA,
+    precision=Precision.BF16,
+)
+RECORDS = (
+    trial(0, EAGER, rate_=8373.0, role=Role.BASELINE),
+    trial(1, LAYER, rate_=13922.0),
+    trial(2, LAYER, rate_=13922.0, role=Role.CONFIRM),
+    trial(3, EAGER, rate_=8373.0, role=Role.CONFIRM),
+)
+WIN = Verdict(
+    result=Result.WIN,
+    confirmed=True,
+    config=LAYER,
+    tokens_per_second=13922.0,
+    speedup=1.66,
+    speedup_vs_best_eager=1.66,
+    speedup_low=1.61,
+    speedup_high=1.71,
+    break_even_steps=134,
+    confirmed_by=(2, 3),
+)
+
+
+def study(verdict=WIN, records=RECORDS, **changes):
+    plain = {"spec": SPEC, "facts": FACTS, "derived": (), "used_seconds": 400.0, "total_seconds": 540.0}
+    return Study(name="llama2-7b-lora", records=records, verdict=verdict, **{**plain, **changes})
+
+
+def planned(count):
+    return SPEC.model_copy(update={"planned_tokens": count})
+
+
+PROVISIONAL = "; provisional: the budget did not hold the confirming round"
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        pytest.param(
+            study(),
+            "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB",
+            id="a win",
+        ),
+        pytest.param(
+            study(spec=planned(50_000_000)),
+            "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB; "
+            "your 50M tokens: 1 h 0 min instead of 1 h 39 min",
+            id="a win for a planned run, whose ratio is of the whole run",
+        ),
+        pytest.param(
+            study(WIN.model_copy(update={"confirmed": False, "confirmed_by": ()})),
+            "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB" + PROVISIONAL,
+            id="a win that no round confirmed",
+        ),
+        pytest.param(
+            study(WIN.model_copy(update={"speedup_vs_best_eager": 1.38, "break_even_steps": None})),
+            "1.38x faster than the best eager config (1.66x with the same settings); 13 s of compile; "
+            "peak 25.3 of 139.8 GiB",
+            id="a win over a better eager config",
+        ),
+        pytest.param(
+            study(WIN.model_copy(update={"speedup_vs_best_eager": 1.38, "speedup": None})),
+            "1.38x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB",
+            id="a win whose own settings eager could not run",
+        ),
+        pytest.param(
+            study(
+                WIN.model_copy(
+                    update={"result": Result.TIE, "config": EAGER, "speedup_vs_best_eager": 1.004, "speedup": 1.004}
+                )
+            ),
+            "no difference beyond the noise: the best compiled config has 1.00x eager's speed, leave it off; "
+            "eager has 8373 tokens/s; peak 30.6 of 139.8 GiB",
+            id="a tie",
+        ),
+        pytest.param(
+            study(Verdict(result=Result.TIE, confirmed=False, config=EAGER), RECORDS[:1]),
+            "no compiled config could be compared with eager, so leave compile off; eager has 8373 tokens/s; "
+            "peak 30.6 of 139.8 GiB" + PROVISIONAL,
+            id="only eager was measured",
+        ),
+        pytest.param(
+            study(
+                WIN.model_copy(update={"result": Result.LOSS, "config": EAGER, "speedup_vs_best_eager": 0.77}),
+                spec=planned(1_000_000),
+            ),
+            "compile is slower here: 0.77x eager's speed, so leave it off; eager has 8373 tokens/s; "
+            "peak 30.6 of 139.8 GiB; your 1M tokens: 1 min 59 s",
+            id="a loss",
+        ),
+        pytest.param(
+            study(Verdict(result=Result.NONE, confirmed=False), ()),
+            "nothing was measured, so there is no verdict",
+            id="nothing at all",
+        ),
+    ],
+)
+def test_the_verdict_in_one_sentence(found, text):
+    assert sentence(found) == text
+
+
+def test_the_allowance_is_named_as_what_it_is():
+    assert interval(WIN) == (
+        "between 1.61x and 1.71x of the best eager config "
+        "(a fixed allowance of 3 % between processes until repeated blocks replace it)"
+    )
+    assert interval(Verdict(result=Result.NONE, confirmed=False)) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        pytest.param(0.42, "0.4 s", id="below ten seconds with a decimal"),
+        pytest.param(13.9, "13 s", id="seconds"),
+        pytest.param(250, "4 min 10 s", id="minutes"),
+        pytest.param(5972, "1 h 39 min", id="hours"),
+        pytest.param(183_600, "2 d 3 h", id="days"),
+    ],
+)
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("function", "amount", "text"),
+    [
+        pytest.param(tokens, 50_000_000, "50M", id="round millions"),
+        pytest.param(tokens, 1_500_000_000, "1.5B", id="one decimal"),
+        pytest.param(tokens, 999, "999", id="few tokens"),
+        pytest.param(rate, 13922.0, "13.9k", id="thousands a second"),
+        pytest.param(rate, 972.4, "972", id="hundreds a second"),
+        pytest.param(rate, 3.14159, "3.14", id="a slow model"),
+    ],
+)
+def test_amounts(function, amount, text):
+    assert function(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        pytest.param(EAGER, "eager", id="all defaults"),
+        pytest.param({**EAGER, "micro_batch": 8}, "eager micro_batch=8", id="eager with another batch"),
+        pytest.param(
+            {**LAYER, "mode": "reduce-overhead", "gradient_checkpointing": True},
+            "layer mode=reduce-overhead gradient_checkpointing=true",
+            id="departures from the defaults only",
+        ),
+    ],
+)
+def test_short(config, text):
+    assert short(config) == text
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        pytest.param(RECORDS[1], "13.9k tokens/s, 147.1 ms a step, peak 25.3 GiB", id="measured"),
+        pytest.param(failed(4, LAYER), "oom in warmup: tried to take 2 GiB of 1 GiB", id="a failure is one line"),
+        pytest.param(
+            failed(4, LAYER, FailureKind.GRAPH_BREAK, where="train.py:7"),
+            "graph_break in warmup: tried to take 2 GiB of 1 GiB (train.py:7)",
+            id="a failure with a place",
+        ),
+        pytest.param(
+            TrialRecord(
+                number=1,
+                role=Role.SEARCH,
+                state=State.FAIL,
+                config=LAYER,
+                stopped=Stopped(reason="budget", bound=90),
+            ),
+            "stopped by the budget after 1 min 30 s",
+            id="ended by the budget",
+        ),
+        pytest.param(
+            TrialRecord(number=1, role=Role.SEARCH, state=State.RUNNING, config=LAYER), "running", id="still running"
+        ),
+    ],
+)
+def test_outcome(record, text):
+    assert outcome(record) == text
+
+
+def test_best_rows_take_confirmations_before_searches_and_keep_the_best_eager():
+    faster = [trial(10 + power, {**LAYER, "micro_batch": 8 << power}, rate_=20_000 + power) for power in range(4)]
+    rows = best_rows([*RECORDS, *faster, failed(30, LAYER)], limit=3)
+    assert [(row.config["scope"], row.config["micro_batch"]) for row in rows] == [
+        ("layer", 64),
+        ("layer", 32),
+        ("none", 4),
+    ]
+    assert best_rows(RECORDS, limit=3)[0].trials == (2,)
+    assert best_rows(RECORDS, limit=3)[0].state == "confirmed"
+
+
+def test_shallow_slices_are_no_rows():
+    assert best_rows([trial(0, EAGER, fidelity=Fidelity(layers=2))], limit=3) == []
+
+
+PLACES = Places(
+    folders=("/data/ann/project", "/data/ann/project/train", "/opt/app"),
+    names=("gpunode17", "ann"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        pytest.param(
+            "/data/ann/project/.venv/lib/python3.12/site-packages/torch/nn/x.py:3",
+            "torch/nn/x.py:3",
+            id="relative to site-packages",
+        ),
+        pytest.param("/usr/lib/python3/dist-packages/yaml/a.py", "yaml/a.py", id="relative to dist-packages"),
+        pytest.param("/data/ann/project/train/job.py:12", "job.py:12", id="relative to the workload's folder"),
+        pytest.param("in /data/ann/project/other.py, line 3", "in other.py, line 3", id="relative to the folder here"),
+        pytest.param("ran in /data/ann/project", "ran in .", id="the folder itself"),
+        pytest.param("/data/ann/projects/x.py", "/data/.../projects/x.py", id="a longer name is another folder"),
+        pytest.param("/home/bob/models/llama", "~/models/llama", id="anybody's home"),
+        pytest.param("/root/.cache/x", "~/.cache/x", id="root's home"),
+        pytest.param("/data/root/x", "/data/root/x", id="a folder called root is no home"),
+        pytest.param("/opt/pyenv/lib/python3.11/ast.py", "python3.11/ast.py", id="the standard library"),
+        pytest.param("/tmp/torchinductor_bob/ab/c.py", "/tmp/torchinductor/ab/c.py", id="inductor's folder"),
+        pytest.param("cannot reach gpunode17:5432", "cannot reach ...:5432", id="the host's name"),
+        pytest.param("gpunode17.cluster.example is down", "... is down", id="the host's name with its domain"),
+        pytest.param("user ann annotated", "user ... annotated", id="the user's name as a word only"),
+        pytest.param("*.self_attn.q_proj", "*.self_attn.q_proj", id="a pattern stays"),
+        pytest.param("expected 3/4 of it", "expected 3/4 of it", id="a fraction stays"),
+        pytest.param("org/name", "org/name", id="a Hub id stays"),
+    ],
+)
+def test_scrub(text, scrubbed):
+    assert scrub(text, PLACES) == scrubbed
+
+
+def test_the_document_has_the_fields_that_scripts_read():
+    records = (*RECORDS, failed(4, LAYER), TrialRecord(number=5, role=Role.SEARCH, state=State.RUNNING, config=LAYER))
+    found = document(study(records=records), Places())
+    assert list(found) == ["study", "spec", "facts", "budget", "trials", "derived", "verdict"]
+    assert found["budget"] == {"total_seconds": 540.0, "used_seconds": 400.0}
+    common = {"number", "role", "state", "config", "fidelity", "stopped", "value", "value_source", "telemetry"}
+    assert set(found["trials"][0]) == {*common, "measurement"}
+    assert set(found["trials"][4]) == {*common, "failure"}
+    assert set(found["trials"][5]) == common
+    assert found["trials"][4]["failure"]["kind"] == "oom"
+    assert found["trials"][4]["telemetry"]["graph_breaks"] == [{"where": "a.py:3", "reason": "print"}]
+    assert found["trials"][0]["measurement"]["compile"] == {"seconds": 0, "cold_seconds": 0, "cache": "none"}
+    assert found["verdict"]["result"] == "win"
+    assert found["verdict"]["confirmed_by"] == [2, 3]
+    json.dumps(found)
+
+
+def test_the_document_is_scrubbed_to_the_last_string():
+    spec = SPEC.model_copy(update={"cache_root": "/data/ann/project/cache"})
+    message = failed(4, LAYER, where="/data/ann/project/train/job.py:3")
+    text = json.dumps(document(study(spec=spec, records=(message,)), PLACES))
+    assert "/data" not in text
+    assert '"job.py:3"' in text
+
+
+def test_markdown_says_what_failed_and_what_the_compiler_did():
+    text = markdown(study(records=(*RECORDS, failed(4, LAYER))), Places())
+    assert "# llama2-7b-lora\n\n**1.66x faster than eager; 13 s of compile" in text
+    assert "fixed allowance of 3 % between processes until repeated blocks replace it" in text
+    assert "| 4 | search | pruned | `layer` | oom in warmup: tried to take 2 GiB of 1 GiB |" in text
+    assert "- trial 4: graph break at a.py:3: print" in text
+    assert 'autocompile.apply(model, "best.yaml")' in text
+    assert "| torch | 2.11.0 |" in text
+
+
+def test_markdown_of_a_loss_does_not_advertise_compile():
+    loss = WIN.model_copy(update={"result": Result.LOSS, "config": EAGER, "speedup_vs_best_eager": 0.77})
+    assert "Leave compile off." in markdown(study(loss), Places())
+
+
+def test_failures_of_one_kind_are_one_line():
+    records = (failed(4, LAYER), failed(5, {**LAYER, "micro_batch": 64}), RECORDS[0])
+    assert failures(study(records=records)) == ["2 x layer: oom in warmup: tried to take 2 GiB of 1 GiB"]

@@ -1,0 +1,247 @@
+"""Decisions inside a slice that need no model: naming failures, merging ranks, intervals, hashes of output code."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchRuntimeError, Unsupported
+from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
+
+from autocompile.records import Compile, Failed, Failure, FailureKind, Measured, Measurement, Stage, StepSeconds
+from autocompile.slice.classify import classify
+from autocompile.slice.measure import RecompileStorm, median_interval
+from autocompile.slice.merge import RankOutcome, merge
+from autocompile.slice.parity import NumericsMismatch, compare, dropout_off, require_finite
+from autocompile.slice.telemetry import code_hash, sdpa_kernels
+from autocompile.workloads.job import MachineFault, WorkloadError
+
+
+def nested(outer: BaseException, inner: BaseException) -> BaseException:
+    """As torch raises them: the cause only in ``__context__``."""
+    outer.__context__ = inner
+    return outer
+
+
+def inductor(inner: Exception) -> InductorError:
+    return InductorError(inner, None)
+
+
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+DISGUISED = [
+    "CUDA error: out of memory",
+    "cudaErrorMemoryAllocation",
+    "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
+    "CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate(handle)",
+    "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+    "Unable to find an engine to execute this computation",
+    "NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:1016",
+    "!handles_.at(i) INTERNAL ASSERT FAILED",
+    "NCCL WARN Cuda failure 'out of memory'",
+    "Failed to CUDA calloc async 4 bytes",
+    "Error out of memory at line 380 in file csrc/pythonInterface.cpp",
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        pytest.param(OOM, FailureKind.OOM, id="plain out of memory"),
+        pytest.param(nested(inductor(ValueError("x")), OOM), FailureKind.OOM, id="out of memory inside the compiler"),
+        pytest.param(inductor(OOM), FailureKind.OOM, id="out of memory as inner exception"),
+        pytest.param(
+            inductor(InvalidCxxCompiler()), FailureKind.INFRASTRUCTURE, id="no compiler, wrapped by inductor"
+        ),
+        pytest.param(
+            inductor(OSError(errno.ENOSPC, "No space left on device")), FailureKind.INFRASTRUCTURE, id="disk full"
+        ),
+        pytest.param(
+            inductor(ImportError("x.so: failed to map segment from shared object")),
+            FailureKind.INFRASTRUCTURE,
+            id="cache folder mounted noexec",
+        ),
+        pytest.param(FailOnRecompileLimitHit("Hard failure"), FailureKind.RECOMPILE_STORM, id="limit under fullgraph"),
+        pytest.param(RecompileStorm("limit hit"), FailureKind.RECOMPILE_STORM, id="our own storm"),
+        pytest.param(Unsupported("Data-dependent branching", "", []), FailureKind.GRAPH_BREAK, id="break under fullgraph"),
+        pytest.param(
+            RuntimeError("No viable backend for scaled_dot_product_attention was found."),
+            FailureKind.BACKEND_UNSUPPORTED,
+            id="no attention kernel, eager",
+        ),
+        pytest.param(
+            TorchRuntimeError("RuntimeError('No available kernel.  Aborting execution.')"),
+            FailureKind.BACKEND_UNSUPPORTED,
+            id="no attention kernel, compiled",
+        ),
+        pytest.param(CppCompileError(["g++"], "x"), FailureKind.COMPILE_ERROR, id="C++ error"),
+        pytest.param(inductor(ValueError("lowering")), FailureKind.COMPILE_ERROR, id="compiler bug"),
+        pytest.param(
+            RuntimeError("accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run"),
+            FailureKind.COMPILE_ERROR,
+            id="CUDA graph output overwritten",
+        ),
+        pytest.param(
+            RuntimeError("OutOfResources: out of resource: shared memory, Required: 262144"),
+            FailureKind.COMPILE_ERROR,
+            id="shared memory of the chip is not device memory",
+        ),
+        pytest.param(
+            RuntimeError("CUDA error: device-side assert triggered"), FailureKind.GPU_FAULT, id="device assert"
+        ),
+        pytest.param(
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+            FailureKind.HOST_OOM,
+            id="host memory",
+        ),
+        pytest.param(NumericsMismatch("NaN"), FailureKind.NUMERICS_MISMATCH, id="wrong numbers"),
+        pytest.param(WorkloadError("no Job"), FailureKind.WORKLOAD_ERROR, id="user's script"),
+        pytest.param(MachineFault("no GPU"), FailureKind.INFRASTRUCTURE, id="machine"),
+        pytest.param(OSError(errno.EADDRINUSE, "Address already in use"), FailureKind.UNKNOWN, id="a port in use"),
+        pytest.param(KeyError("x"), FailureKind.UNKNOWN, id="anything else"),
+    ],
+)
+def test_classify(error: BaseException, kind: FailureKind) -> None:
+    failure = classify(error, stage=Stage.COMPILE, memory_share=0.2)
+    assert (failure.kind, failure.stage) == (kind, Stage.COMPILE)
+    assert "\n" not in failure.message and failure.message
+
+
+@pytest.mark.parametrize("text", DISGUISED)
+def test_ambiguous_cuda_text_is_out_of_memory_only_on_a_full_device(text: str) -> None:
+    full = classify(RuntimeError(text), stage=Stage.WARMUP, memory_share=0.97)
+    roomy = classify(RuntimeError(text), stage=Stage.WARMUP, memory_share=0.2)
+    assert full.kind is FailureKind.OOM
+    assert roomy.kind is not FailureKind.OOM
+
+
+def test_where_is_the_users_line() -> None:
+    try:
+        raise WorkloadError("boom")
+    except WorkloadError as error:
+        where = classify(error, stage=Stage.BUILD, memory_share=0).where
+    assert where is not None and where.startswith(f"{__file__}:")
+
+
+def measured(seconds: float) -> Measured:
+    return Measured(
+        measurement=Measurement(
+            tokens_per_second=1 / seconds,
+            step_seconds=StepSeconds(median=seconds, low=seconds, high=seconds, n=5),
+            compile=Compile(seconds=0, cold_seconds=0, cache="none"),
+        )
+    )
+
+
+def failed(message: str, kind: FailureKind = FailureKind.UNKNOWN) -> Failed:
+    return Failed(failure=Failure(kind=kind, stage=Stage.WARMUP, message=message))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        pytest.param([measured(1.0)], 0, id="one rank speaks for itself"),
+        pytest.param([measured(1.0), measured(1.2)], 1, id="the slowest rank sets the pace"),
+        pytest.param([failed("Connection closed by peer"), failed("CUDA out of memory")], 1, id="cause before its echo"),
+        pytest.param([failed("a"), failed("b")], 0, id="the earliest cause"),
+        pytest.param([measured(1.0), failed("a")], 1, id="one failure fails all"),
+        pytest.param([failed("Timed out waiting 15000ms")], 0, id="an echo alone is still a failure"),
+    ],
+)
+def test_merge(outcomes: list[Measured | Failed], expected: int) -> None:
+    ranks = [RankOutcome(rank=rank, time=float(rank), outcome=outcome) for rank, outcome in enumerate(outcomes)]
+    assert merge(ranks) == outcomes[expected]
+
+
+def test_median_interval_covers_the_median_as_often_as_it_says() -> None:
+    draw = random.Random(0)
+    hits = 0
+    for _ in range(2000):
+        found = median_interval([draw.gauss(1.0, 0.1) for _ in range(25)])
+        hits += found.low <= 1.0 <= found.high
+    assert 0.93 <= hits / 2000 <= 0.99
+
+
+def test_median_interval_of_one_sample_is_that_sample() -> None:
+    found = median_interval([0.5])
+    assert (found.median, found.low, found.high, found.n) == (0.5, 0.5, 0.5, 1)
+
+
+CODE = """
+# AOT ID: ['0_forward']
+import torch
+async_compile.cpp_pybinding([], r'''
+#include "/tmp/one/ab/cpp_prefix.h"
+''')
+def call(args):
+    buf0 = x + 1  # Source Nodes: [add]
+    return buf0
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        pytest.param(CODE.replace("0_forward", "7_forward"), True, id="another comment"),
+        pytest.param(CODE.replace("/tmp/one/ab", "/home/me/cache/xy"), True, id="another folder"),
+        pytest.param(CODE.replace("x + 1", "x + 2"), False, id="another operation"),
+        pytest.param(CODE.replace("cpp_prefix.h", "other.h"), False, id="another header"),
+    ],
+)
+def test_code_hash(other: str, same: bool) -> None:
+    assert (code_hash(other) == code_hash(CODE)) is same
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        pytest.param(["aten::add", "aten::mm"], (), id="no attention"),
+        pytest.param(
+            ["aten::_scaled_dot_product_flash_attention_for_cpu", "aten::_scaled_dot_product_flash_attention_backward"],
+            ("_scaled_dot_product_flash_attention_for_cpu",),
+            id="forward only",
+        ),
+        pytest.param(["void pytorch_flash::flash_fwd_kernel<Traits>"], ("flash_fwd_kernel",), id="CUDA flash kernel"),
+        pytest.param(
+            ["cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma"],
+            ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma",),
+            id="cuDNN kernel",
+        ),
+    ],
+)
+def test_sdpa_kernels(names: list[str], found: tuple[str, ...]) -> None:
+    assert sdpa_kernels(names) == found
+
+
+@pytest.mark.parametrize(
+    ("first", "eager", "accepted"),
+    [
+        pytest.param(10.0, 10.1, True, id="one percent apart"),
+        pytest.param(10.0, 10.5, False, id="five percent apart"),
+        pytest.param(float("nan"), 10.0, False, id="not a number"),
+        pytest.param(10.0, float("inf"), False, id="eager itself infinite"),
+    ],
+)
+def test_first_loss_is_compared_with_eager(first: float, eager: float, accepted: bool) -> None:
+    if accepted:
+        compare(first, eager)
+    else:
+        with pytest.raises(NumericsMismatch):
+            compare(first, eager)
+
+
+def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
+    with pytest.raises(NumericsMismatch, match="step 2"):
+        require_finite([1.0, 1.0, float("nan")])
+
+
+def test_dropout_is_off_inside_and_back_afterwards() -> None:
+    model = torch.nn.Sequential(torch.nn.Dropout(0.3), torch.nn.Linear(2, 2))
+    model[1].attention_dropout = 0.1  # as transformers' attention modules have it
+    with dropout_off(model) as had_dropout:
+        assert had_dropout and model[0].p == 0 and model[1].attention_dropout == 0
+    assert (model[0].p, model[1].attention_dropout) == (0.3, 0.1)
+    with dropout_off(torch.nn.Linear(2, 2)) as had_dropout:
+        assert not had_dropout
