@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
+from dataclasses import dataclass
+from functools import cached_property
 
-from autocompile.search.canonical import candidates, eager_twin, in_space, is_eager, key
+from autocompile.search.canonical import candidates, compiled_scopes, eager_twin, in_space, is_eager, key
 from autocompile.search.cost import compile_seconds, confirm_seconds, slice_seconds
 from autocompile.search.history import History
 from autocompile.search.lessons import against
@@ -15,6 +15,7 @@ from autocompile.space import Config
 from autocompile.spec import Role, StudySpec
 
 _LONGEST_COMPILE_SECONDS = 900.0
+_LONGEST_COMPILE_SHARE = 1 / 3
 _ROUND_SLACK = 1.1
 _ROUND_SLACK_SECONDS = 5.0
 
@@ -23,64 +24,94 @@ def left_seconds(spec: StudySpec, seconds_used: float) -> float:
     return math.inf if spec.budget.seconds is None else spec.budget.seconds - seconds_used
 
 
-def reserve_seconds(history: History, starting: Config | None = None) -> float:
-    """Time of one round if what runs, and the config about to start, prove the best.
+@dataclass(frozen=True)
+class Means:
+    """What a study can still afford: its history, and the seconds left of its budget."""
 
-    Nothing is kept back before a first compiled config was measured: there would be nothing to confirm.
-    """
-    known = history.costs
-    best: list[Config] = [score.config for score in finalists(history)]
-    if not best or (is_eager(best[0]) and _compiles(history)):
-        return 0.0
-    coming: list[Config] = [record.config for record in history.running if record.role is not Role.CONFIRM]
-    coming += [starting] if starting is not None and in_space(history.spec, history.facts, starting) else []
-    rivals = best + [config for config in coming if is_eager(config) == is_eager(best[0])]
-    longest = sorted(rivals, key=lambda config: confirm_seconds(known, config))[-2:]
-    seconds = sum(confirm_seconds(known, config) for config in longest)
-    if not is_eager(best[0]):
-        eager: list[Config] = [score.config for score in history.searched if score.eager][:1]
-        eager += [config for config in coming if is_eager(config)]
-        twins = [twin for config in longest if (twin := eager_twin(config)) not in eager]
-        seconds += max((confirm_seconds(known, config) for config in eager), default=0.0)
-        seconds += max((confirm_seconds(known, config) for config in twins), default=0.0)
-    return seconds * _ROUND_SLACK + _ROUND_SLACK_SECONDS
+    history: History
+    left: float
 
+    def fits(self, config: Config) -> bool:
+        """Whether a search slice ends before the time kept back; as long as nothing was measured, any may try."""
+        if not self.history.costs.measured:
+            return self.left > 0
+        return slice_seconds(self.history.costs, config) + self.reserve_seconds(config) <= self.left
 
-def compile_deadline_seconds(history: History, left: float) -> float:
-    """How long a search slice may take to its first step."""
-    return max(0.0, min(_LONGEST_COMPILE_SECONDS, left - reserve_seconds(history)))
+    def pays(self, config: Config) -> bool:
+        """Fits, and spends at most a third of the deadline on compiling while cheaper ones are untried."""
+        if not self.fits(config):
+            return False
+        seconds = compile_seconds(self.history.costs, config)
+        return seconds <= self.compile_deadline_seconds * _LONGEST_COMPILE_SHARE or seconds <= self._cheapest_compile
+
+    @cached_property
+    def compile_deadline_seconds(self) -> float:
+        """How long a search slice may take to its first step."""
+        return max(0.0, min(_LONGEST_COMPILE_SECONDS, self.left - self.reserve_seconds()))
+
+    def reserve_seconds(self, starting: Config | None = None) -> float:
+        """Time of one round if what runs, and the config about to start, prove the best.
+
+        Nothing is kept back before a first compiled config was measured: there would be nothing to confirm.
+        """
+        if not self._finalists:
+            return 0.0
+        rivals, eager = list(self._rivals), self._eager_seconds
+        if starting is not None and in_space(self.history.spec, self.history.facts, starting):
+            if is_eager(starting):
+                eager = max(eager, confirm_seconds(self.history.costs, starting))
+            else:
+                rivals.append(self._rival(starting))
+        longest = sorted(rivals, reverse=True)[:2]
+        seconds = sum(own for own, _ in longest) + eager + max((twin for _, twin in longest), default=0.0)
+        return seconds * _ROUND_SLACK + _ROUND_SLACK_SECONDS
+
+    @cached_property
+    def _finalists(self) -> list[Config]:
+        best = [score.config for score in finalists(self.history)]
+        compiles = bool(compiled_scopes(self.history.spec, self.history.facts))
+        return [] if compiles and all(is_eager(config) for config in best) else best
+
+    @cached_property
+    def _coming(self) -> list[Config]:
+        return [record.config for record in self.history.running if record.role is not Role.CONFIRM]
+
+    @cached_property
+    def _eager(self) -> list[Config]:
+        return [score.config for score in self.history.searched if score.eager][:1]
+
+    @cached_property
+    def _eager_seconds(self) -> float:
+        """Of eager's turns: its best one, and in a space without compile the second best."""
+        known = self.history.costs
+        seconds = [confirm_seconds(known, config) for config in (*self._eager, *self._coming) if is_eager(config)]
+        second = [confirm_seconds(known, config) for config in self._finalists[1:] if is_eager(config)]
+        return max(seconds, default=0.0) + sum(second)
+
+    @cached_property
+    def _rivals(self) -> list[tuple[float, float]]:
+        return [self._rival(config) for config in (*self._finalists, *self._coming) if not is_eager(config)]
+
+    def _rival(self, config: Config) -> tuple[float, float]:
+        """Seconds of this compiled config's turn, and of its eager twin's where that has none of its own."""
+        twin = eager_twin(config)
+        extra = 0.0 if twin in self._eager else confirm_seconds(self.history.costs, twin)
+        return confirm_seconds(self.history.costs, config), extra
+
+    @cached_property
+    def _cheapest_compile(self) -> float:
+        """Of all that is untried and fits."""
+        space = candidates(self.history.spec, self.history.facts)
+        return min(
+            (
+                compile_seconds(self.history.costs, config)
+                for config in space
+                if is_open(self.history, config) and self.fits(config)
+            ),
+            default=math.inf,
+        )
 
 
 def is_open(history: History, config: Config) -> bool:
     """Neither tried nor pointless."""
     return key(config) not in history.trials and against(history.lessons, config) is None
-
-
-def fits(history: History, left: float, config: Config) -> bool:
-    """Whether a search slice ends before the time kept back begins; as long as nothing was measured, any may try."""
-    if not history.costs.measured:
-        return left > 0
-    return slice_seconds(history.costs, config) + reserve_seconds(history, config) <= left
-
-
-def affordable(history: History, left: float) -> Callable[[Config], bool]:
-    """Fits, and does not spend more than a third of the deadline on compiling while cheaper ones are untried."""
-    third = compile_deadline_seconds(history, left) / 3
-
-    @cache
-    def cheapest() -> float:
-        untried = (config for config in candidates(history.spec, history.facts) if is_open(history, config))
-        seconds = (compile_seconds(history.costs, config) for config in untried if fits(history, left, config))
-        return min(seconds, default=math.inf)
-
-    def answer(config: Config) -> bool:
-        if not fits(history, left, config):
-            return False
-        seconds = compile_seconds(history.costs, config)
-        return seconds <= third or seconds <= cheapest()
-
-    return answer
-
-
-def _compiles(history: History) -> bool:
-    return any(not is_eager(config) for config in candidates(history.spec, history.facts))

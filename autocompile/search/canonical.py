@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import itemgetter
 from typing import TypeAlias
 
 from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
 from autocompile.space import Config, configs, default_config
 from autocompile.spec import Facts, StudySpec, WorkloadSpec, accumulation, traits
-from autocompile.values import digest
 
 Key: TypeAlias = tuple[KnobValue, ...]
+
+_VALUES = itemgetter(*KNOBS)
 
 
 def canonical(config: Config) -> dict[str, KnobValue]:
@@ -25,7 +27,8 @@ def canonical(config: Config) -> dict[str, KnobValue]:
 
 def key(config: Config) -> Key:
     """Equal for two configs exactly if they train the same way."""
-    return tuple(canonical(config).values())
+    whole = len(config) == len(KNOBS) and not is_eager(config)
+    return tuple(_VALUES(config if whole else canonical(config)))
 
 
 def is_eager(config: Config) -> bool:
@@ -64,6 +67,11 @@ def in_space(spec: StudySpec, facts: Facts, config: Config) -> bool:
     return key(config) in (domain.eager_keys if is_eager(config) else domain.keys)
 
 
+def compiled_scopes(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
+    """The scopes of the space at which something is compiled."""
+    return _domain(spec, facts).scopes
+
+
 def starting_point(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
     """The space's defaults under what is pinned, with the nearest micro-batch that divides the global batch."""
     config = dict(default_config(spec.space, traits(spec, facts), settings(spec, facts)))
@@ -93,24 +101,30 @@ class _Domain:
     keys: frozenset[Key]
     eager_keys: frozenset[Key]  # the twins of all, since eager is what all is compared with
     micro_batches: tuple[int, ...]
+    scopes: tuple[str, ...]  # without none
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Question:
-    """Hashable, so that the thousands of configs of a space are enumerated once."""
+    """Compared by identity: both values are immutable, and hashing their content would cost more than an answer."""
 
-    identity: str
-    spec: StudySpec = field(compare=False)
-    facts: Facts = field(compare=False)
+    spec: StudySpec
+    facts: Facts
+
+    def __hash__(self) -> int:
+        return hash((id(self.spec), id(self.facts)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Question) and self.spec is other.spec and self.facts is other.facts
 
 
 def _domain(spec: StudySpec, facts: Facts) -> _Domain:
-    identity = digest([spec.identity(), dict(traits(spec, facts)), sorted(facts.frozen_knobs)])
-    return _enumerated(_Question(identity, spec, facts))
+    return _enumerated(_Question(spec, facts))
 
 
 @lru_cache(maxsize=8)
 def _enumerated(question: _Question) -> _Domain:
+    """Once for a study, since a space may hold ten thousand configs."""
     spec, facts = question.spec, question.facts
     distinct: dict[Key, Config] = {}
     for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
@@ -122,6 +136,7 @@ def _enumerated(question: _Question) -> _Domain:
         keys=frozenset(distinct),
         eager_keys=frozenset(key(eager_twin(config)) for config in found),
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
+        scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),
     )
 
 

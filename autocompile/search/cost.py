@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TypeAlias
 
 from autocompile.knob_table import AUTOTUNE_MODES
 from autocompile.records import State, TrialRecord
 from autocompile.search.canonical import Key, is_eager, key, micro_batch
 from autocompile.space import Config
-from autocompile.spec import CONFIRM_SLICE, FULL_DEPTH, SEARCH_SLICE, Facts, Role, StudySpec, accumulation
+from autocompile.spec import CONFIRM_SLICE, FULL_DEPTH, SEARCH_SLICE, Facts, Role, StudySpec
 
 # Measured on one H200 with a 7B model: 13 s per layer; whole model 32 s at 4 layers and 124 s at 32; attention or
 # MLP alone somewhat less than a layer; autotuned kernels 130 s; dynamic=True 77 s.
@@ -24,18 +25,18 @@ _SLICE_SECONDS = {"cuda": 60.0, "cpu": 30.0}  # set-up and measuring, before any
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
 _Compiler: TypeAlias = tuple[str, str, str]  # scope, mode, dynamic: what compile time depends on
+_Step: TypeAlias = tuple[int, bool, str]  # micro-batch, checkpointing, sdpa: what else a slice's time depends on
 
 
 @dataclass(frozen=True)
 class Costs:
     """What the records say about time."""
 
-    spec: StudySpec
-    facts: Facts
     measured: tuple[TrialRecord, ...]
     slices: dict[Key, float]
     at_least: dict[Key, float]  # of slices that were ended early
-    compiles: dict[_Compiler, float]
+    cold: Callable[[_Compiler], float]
+    uncompiled: Callable[[_Step], float]
 
 
 def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Costs:
@@ -43,18 +44,13 @@ def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Cost
     full = [_timed(record) for record in records if record.fidelity == FULL_DEPTH]
     done = [record for record in full if record.state is State.COMPLETE and record.measurement]
     searched = [record for record in done if record.role is not Role.CONFIRM]
-    compiles: dict[_Compiler, float] = {}
-    for record in done:
-        if record.measurement and not is_eager(record.config):
-            name = _compiler(record.config)
-            compiles[name] = max(compiles.get(name, 0.0), record.measurement.compile.cold_seconds)
+    measured = tuple(searched or done)
     return Costs(
-        spec=spec,
-        facts=facts,
-        measured=tuple(searched or done),
+        measured=measured,
         slices={**_longest(done), **_longest(searched)},
         at_least=_longest([record for record in full if record.stopped]),
-        compiles=compiles,
+        cold=cache(partial(_cold_seconds, facts, _observed_compiles(done))),
+        uncompiled=cache(partial(_uncompiled_seconds, spec, facts, measured)),
     )
 
 
@@ -65,25 +61,16 @@ def compile_weight(config: Config) -> float:
 
 
 def compile_seconds(known: Costs, config: Config) -> float:
-    """Seconds of a cold compile: as observed, else scaled from the nearest compile that was."""
-    if is_eager(config):
-        return 0.0
-    wanted = _compiler(config)
-    if wanted in known.compiles:
-        return known.compiles[wanted]
-    weight = _weight(known.facts, wanted)
-    if not known.compiles:
-        return _LAYER_COMPILE_SECONDS[known.facts.devices[0].type] * weight
-    nearest = min(known.compiles, key=lambda other: sum(a != b for a, b in zip(wanted, other, strict=True)))
-    return known.compiles[nearest] * weight / _weight(known.facts, nearest)
+    """Seconds of a cold compile."""
+    return 0.0 if is_eager(config) else known.cold(_compiler(config))
 
 
 def slice_seconds(known: Costs, config: Config) -> float:
-    """Seconds of a whole slice: as observed, else that of the most similar one with another compile."""
+    """Seconds of a whole slice: as observed, else those of the most similar one with this config's compile."""
     name = key(config)
     seconds = known.slices.get(name)
     if seconds is None:
-        seconds = _uncompiled_seconds(known, config) + compile_seconds(known, config)
+        seconds = known.uncompiled(_step(config)) + compile_seconds(known, config)
     return max(seconds, known.at_least.get(name, 0.0))
 
 
@@ -113,6 +100,29 @@ def _compiler(config: Config) -> _Compiler:
     return str(config["scope"]), str(config["mode"]), str(config["dynamic"])
 
 
+def _step(config: Config) -> _Step:
+    return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"])
+
+
+def _observed_compiles(records: list[TrialRecord]) -> dict[_Compiler, float]:
+    longest: dict[_Compiler, float] = {}
+    for record in records:
+        if record.measurement and not is_eager(record.config):
+            name = _compiler(record.config)
+            longest[name] = max(longest.get(name, 0.0), record.measurement.compile.cold_seconds)
+    return longest
+
+
+def _cold_seconds(facts: Facts, observed: dict[_Compiler, float], wanted: _Compiler) -> float:
+    """As observed, else scaled from the nearest compile that was."""
+    if wanted in observed:
+        return observed[wanted]
+    if not observed:
+        return _LAYER_COMPILE_SECONDS[facts.devices[0].type] * _weight(facts, wanted)
+    nearest = min(observed, key=lambda other: sum(a != b for a, b in zip(wanted, other, strict=True)))
+    return observed[nearest] * _weight(facts, wanted) / _weight(facts, nearest)
+
+
 def _weight(facts: Facts, compiler: _Compiler) -> float:
     scope, mode, dynamic = compiler
     scopes = {
@@ -123,22 +133,18 @@ def _weight(facts: Facts, compiler: _Compiler) -> float:
     return scopes.get(scope, 1.0) * compile_weight({"mode": mode, "dynamic": dynamic})
 
 
-def _uncompiled_seconds(known: Costs, config: Config) -> float:
+def _uncompiled_seconds(spec: StudySpec, facts: Facts, measured: Sequence[TrialRecord], wanted: _Step) -> float:
     """Set-up and measuring. A window is bounded by time, but its fewest steps grow with the work of a step."""
-    nearest = min(known.measured, key=lambda record: _distance(record.config, config), default=None)
+    nearest = min(measured, key=lambda record: _distance(record.config, wanted), default=None)
     if nearest is None or nearest.measurement is None or nearest.seconds is None:
-        return _SLICE_SECONDS[known.facts.devices[0].type]
-    growth = _work(known.spec, config) / _work(known.spec, nearest.config) - 1
-    more = max(0.0, growth) * nearest.measurement.step_seconds.median * _CYCLES_PER_SLICE
+        return _SLICE_SECONDS[facts.devices[0].type]
+    growth = 1.0 if spec.workload.global_batch else wanted[0] / micro_batch(nearest.config)
+    more = max(0.0, growth - 1) * nearest.measurement.step_seconds.median * _CYCLES_PER_SLICE
     return max(0.0, nearest.seconds - nearest.measurement.compile.seconds) + more
 
 
-def _distance(measured: Config, wanted: Config) -> tuple[float, bool, int]:
+def _distance(measured: Config, wanted: _Step) -> tuple[float, bool, int]:
     """Micro-batch first; then eager, whose seconds hold no compile; then what else changes a step."""
-    steps = abs(math.log2(micro_batch(measured) / micro_batch(wanted)))
-    others = sum(measured[name] != wanted[name] for name in ("gradient_checkpointing", "sdpa"))
-    return steps, not is_eager(measured), others
-
-
-def _work(spec: StudySpec, config: Config) -> int:
-    return micro_batch(config) * accumulation(spec.workload, config)
+    size, *others = _step(measured)
+    steps = abs(math.log2(size / wanted[0]))
+    return steps, not is_eager(measured), sum(a != b for a, b in zip(others, wanted[1:], strict=True))

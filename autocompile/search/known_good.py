@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from autocompile.knob_table import KNOBS
 from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import (
-    candidates,
     canonical,
+    compiled_scopes,
     eager_twin,
     in_space,
     is_eager,
@@ -85,7 +85,7 @@ def climbs(history: History) -> list[Config]:
 
 def _default_compiled(history: History) -> Config | None:
     spec, facts = history.spec, history.facts
-    scopes = list(dict.fromkeys(config["scope"] for config in candidates(spec, facts) if not is_eager(config)))
+    scopes = compiled_scopes(spec, facts)
     if not scopes:
         return None
     pinned = {**settings(spec, facts), "scope": "layer" if "layer" in scopes else scopes[0]}
@@ -114,7 +114,8 @@ def _walk(history: History, path: Sequence[Config]) -> tuple[bool, Config | None
     for index, config in enumerate(path):
         attempts = history.trials.get(key(config), [])
         if not attempts:
-            return index > 1, None if against(history.lessons, config) else config
+            known_to_fail = against(history.lessons, config) or trap(config, history.spec.workload)
+            return index > 1, None if known_to_fail else config
         if not is_over(attempts):
             return True, None
         value = values.get(key(config))

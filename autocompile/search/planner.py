@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
-from autocompile.search.affordability import affordable, compile_deadline_seconds, fits, is_open, left_seconds
+from autocompile.search.affordability import Means, is_open, left_seconds
 from autocompile.search.canonical import candidates, in_space, key, trap
 from autocompile.search.cost import confirm_seconds
 from autocompile.search.history import History, deserves_repeat
@@ -15,7 +15,7 @@ from autocompile.search.known_good import baselines, climbs, first_compiled, pla
 from autocompile.search.rounds import missing, missing_twin
 from autocompile.search.verdict import verdict
 from autocompile.space import Config
-from autocompile.spec import FULL_DEPTH, Facts, Fidelity, Grid, Paired, Plan, Role, Search, StudySpec
+from autocompile.spec import FULL_DEPTH, Budget, Facts, Fidelity, Grid, Paired, Plan, Role, Search, StudySpec
 
 _FAULTS_IN_A_ROW = 3
 _PATIENCE = 30  # search trials without a gain, where neither budget nor number of trials ends a study
@@ -56,24 +56,23 @@ Step: TypeAlias = Measure | Ask | Wait | Finished
 
 def next_step(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> Step:
     """The next step for one free slot; ``records`` hold the slices of the others as RUNNING."""
-    history = History(spec, facts, tuple(records))
-    left = left_seconds(spec, seconds_used)
+    means = _means(spec, facts, records, seconds_used)
     for phase in _phases(spec.plan):
-        if step := phase(history, left):
+        if step := phase(means):
             return step
-    return Wait() if history.running else Finished(verdict(spec, facts, records))
+    return _end(means.history)
 
 
 def admissible(
     spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float
 ) -> Callable[[Config], bool]:
     """Whether the sampler may choose a config: in the space, untried, not ruled out, and its slice fits."""
-    return _admissible(History(spec, facts, tuple(records)), left_seconds(spec, seconds_used))
+    return _admissible(_means(spec, facts, records, seconds_used))
 
 
 def compile_deadline(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> float:
     """Seconds a search slice may take to its first step, so that the time for confirmations is kept."""
-    return compile_deadline_seconds(History(spec, facts, tuple(records)), left_seconds(spec, seconds_used))
+    return _means(spec, facts, records, seconds_used).compile_deadline_seconds
 
 
 def abort_reason(records: Sequence[TrialRecord]) -> str | None:
@@ -87,7 +86,7 @@ def abort_reason(records: Sequence[TrialRecord]) -> str | None:
     return f"{_FAULTS_IN_A_ROW} slices in a row failed on this machine, the last with {failure.kind}: {failure.message}"
 
 
-def _phases(plan: Plan) -> tuple[Callable[[History, float], Step | None], ...]:
+def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
     match plan:
         case Search():
             return _repeat, _baseline, _known_good, _plain_compile, _search, _confirm
@@ -97,23 +96,30 @@ def _phases(plan: Plan) -> tuple[Callable[[History, float], Step | None], ...]:
             return (_confirm,)
 
 
-def _repeat(history: History, left: float) -> Step | None:
+def _means(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> Means:
+    return Means(History(spec, facts, tuple(records)), left_seconds(spec, seconds_used))
+
+
+def _repeat(means: Means) -> Step | None:
     """A slice that was lost, or failed for what may not be its config's fault, is measured again."""
+    history = means.history
     for attempts in history.trials.values():
         last = attempts[-1]
         counted = any(record.state is State.PRUNED for record in attempts)
-        if deserves_repeat(attempts) and fits(history, left, last.config) and (counted or _trials_left(history)):
+        if deserves_repeat(attempts) and means.fits(last.config) and (counted or _trials_left(history)):
             return Measure(last.config, last.role, FULL_DEPTH)
     return None
 
 
-def _baseline(history: History, left: float) -> Step | None:
+def _baseline(means: Means) -> Step | None:
     """Eager first, with less memory until it fits. A machine that cannot run even this is tried until it aborts."""
+    history = means.history
     for config in baselines(history.spec, history.facts):
         attempts = history.trials.get(key(config), [])
         last = attempts[-1] if attempts else None
         if last is None or last.state is State.FAIL:
-            return Measure(config, Role.BASELINE, FULL_DEPTH) if left > 0 and _trials_left(history) else _end(history)
+            may_start = means.left > 0 and _trials_left(history)
+            return Measure(config, Role.BASELINE, FULL_DEPTH) if may_start else _end(history)
         if last.state is State.RUNNING:
             return Wait()
         if last.state is State.COMPLETE:
@@ -123,77 +129,80 @@ def _baseline(history: History, left: float) -> Step | None:
     return None
 
 
-def _known_good(history: History, left: float) -> Step | None:
+def _known_good(means: Means) -> Step | None:
     """Settings that usually win, then micro-batches: eager's own best must be known for an honest comparison."""
+    history = means.history
     if not _trials_left(history):
         return None
     for config in first_compiled(history):
-        if trap(config, history.spec.workload) is None and _may_start(history, left, config):
+        if trap(config, history.spec.workload) is None and _may_start(means, config):
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     for config in climbs(history):
-        if _may_start(history, left, config):
+        if _may_start(means, config):
             eager = config["scope"] == "none"
             return Measure(config, Role.BASELINE if eager else Role.SEARCH, FULL_DEPTH)
     return None
 
 
-def _plain_compile(history: History, left: float) -> Step | None:
+def _plain_compile(means: Means) -> Step | None:
+    history = means.history
     config = plain_compile(history)
     if config is None or not _trials_left(history) or not is_open(history, config):
         return None
-    return Measure(config, Role.BASELINE, FULL_DEPTH) if affordable(history, left)(config) else None
+    return Measure(config, Role.BASELINE, FULL_DEPTH) if means.pays(config) else None
 
 
-def _search(history: History, left: float) -> Step | None:
+def _search(means: Means) -> Step | None:
+    history = means.history
     if not _trials_left(history) or _stagnates(history):
         return None
-    may_start = _admissible(history, left)
+    may_start = _admissible(means)
     return Ask(FULL_DEPTH) if any(may_start(config) for config in candidates(history.spec, history.facts)) else None
 
 
-def _confirm(history: History, left: float) -> Step | None:
+def _confirm(means: Means) -> Step | None:
     """One round, one slice at a time and nothing beside it, begun only if all of it fits."""
+    history = means.history
     if history.running:
         return Wait()
     waiting = missing(history)
-    twin = None if waiting else missing_twin(history)
-    if twin is not None:
+    if not waiting and (twin := missing_twin(history)) is not None:
         waiting = [twin]
     if not waiting:
         return None
     seconds = sum(confirm_seconds(history.costs, config) for config in waiting)
-    unknown = not history.costs.measured and left > 0
-    return Measure(waiting[0], Role.CONFIRM, FULL_DEPTH) if seconds <= left or unknown else None
+    unknown = not history.costs.measured and means.left > 0
+    return Measure(waiting[0], Role.CONFIRM, FULL_DEPTH) if seconds <= means.left or unknown else None
 
 
-def _grid(history: History, left: float) -> Step | None:
+def _grid(means: Means) -> Step | None:
+    history = means.history
     for config in candidates(history.spec, history.facts):
-        if _trials_left(history) and _may_start(history, left, config):
+        if _trials_left(history) and _may_start(means, config):
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     return None
 
 
-def _may_start(history: History, left: float, config: Config) -> bool:
-    return is_open(history, config) and fits(history, left, config)
+def _may_start(means: Means, config: Config) -> bool:
+    return is_open(means.history, config) and means.fits(config)
 
 
-def _admissible(history: History, left: float) -> Callable[[Config], bool]:
+def _admissible(means: Means) -> Callable[[Config], bool]:
     """Pairs known to fail only after everything else, and one of a kind at a time: its failure rules out the others."""
+    history = means.history
     spec, facts = history.spec, history.facts
-    pays = affordable(history, left)
     tried_now = {trap(record.config, spec.workload) for record in history.running} - {None}
 
     def may_start(config: Config) -> bool:
-        return is_open(history, config) and pays(config)
+        return is_open(history, config) and means.pays(config)
 
     usual = (config for config in candidates(spec, facts) if trap(config, spec.workload) is None)
     usual_left = any(may_start(config) for config in usual)
 
     def answer(config: Config) -> bool:
         pair = trap(config, spec.workload)
-        if pair is not None and (usual_left or pair in tried_now):
-            return False
-        return in_space(spec, facts, config) and may_start(config)
+        turn = usual_left if pair is None else not usual_left and pair not in tried_now
+        return turn and in_space(spec, facts, config) and may_start(config)
 
     return answer
 
@@ -212,7 +221,7 @@ def _trials_left(history: History) -> bool:
 
 
 def _stagnates(history: History) -> bool:
-    if history.spec.budget != type(history.spec.budget)():
+    if history.spec.budget != Budget():
         return False
     best, since = 0.0, 0
     for record in sorted(history.records, key=lambda record: record.number):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autocompile.records import Result, TrialRecord, Verdict
-from autocompile.search.canonical import Key, eager_twin, key
+from autocompile.records import Result, State, TrialRecord, Verdict
+from autocompile.search.canonical import Key, eager_twin, is_eager, key
 from autocompile.search.history import History, Score
 from autocompile.search.known_good import plain_compile
 from autocompile.search.rounds import PROCESS_ALLOWANCE, settled, simplest
@@ -23,7 +23,7 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
     scores = provisional if round_scores is None else round_scores
     eager = next((score for score in scores if score.eager), None)
     compiled = simplest(history, [score for score in scores if not score.eager])
-    result = _result(compiled, eager)
+    result = _result(history, compiled, eager)
     chosen = compiled if result is Result.WIN else eager or compiled
     if chosen is None:
         return Verdict(result=Result.NONE, confirmed=False)
@@ -45,14 +45,19 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
     )
 
 
-def _result(compiled: Score | None, eager: Score | None) -> Result:
-    """Compiled training where eager does not even fit is a win without a ratio."""
+def _result(history: History, compiled: Score | None, eager: Score | None) -> Result:
+    """Compiled training where eager was tried and does not even fit is a win without a ratio."""
     ratio = _ratio(compiled, eager)
     if ratio is None:
-        return Result.WIN if compiled else Result.TIE if eager else Result.NONE
+        eager_tried = any(is_eager(record.config) and _ended(record) for record in history.records)
+        return Result.WIN if compiled and eager_tried else Result.TIE if compiled or eager else Result.NONE
     if ratio * (1 - PROCESS_ALLOWANCE) > 1 and ratio > _LEAST_WIN:
         return Result.WIN
     return Result.LOSS if ratio * (1 + PROCESS_ALLOWANCE) < 1 else Result.TIE
+
+
+def _ended(record: TrialRecord) -> bool:
+    return record.state in (State.COMPLETE, State.PRUNED)
 
 
 def _ratio(compiled: Score | None, other: Score | None) -> float | None:

@@ -173,7 +173,8 @@ def code_hash(code: str) -> str:
 def sdpa_kernels(names: Sequence[str]) -> tuple[str, ...]:
     """Of the operators and kernels that a profiler saw, those that compute scaled_dot_product_attention, forward."""
     wanted = re.compile(r"_scaled_dot_product_\w+|flash_fwd\w*|fmha\w*|cudnn\w*sdpa\w*", re.IGNORECASE)
-    found = {match[0] for name in names if (match := wanted.search(name)) and "backward" not in name.lower()}
+    backward = re.compile(r"backward|bprop|_bwd", re.IGNORECASE)
+    found = {match[0] for name in names if (match := wanted.search(name)) and not backward.search(name)}
     return tuple(sorted(found))
 
 

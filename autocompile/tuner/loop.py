@@ -181,6 +181,7 @@ class _Loop:
             step = self._fill_slots()
             if isinstance(step, Finished) and not self.running:
                 return step.verdict
+            assert self.running, f"{step} with nothing running would wait for ever"
             self._wait()
 
     def wind_down(self) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import nn
@@ -110,17 +112,17 @@ def _place(model: nn.Module, name: str) -> tuple[type[nn.Module], str]:
 
 def _quantised(linear: nn.Linear | Conv1D, arithmetic: torch.dtype, std: float) -> nn.Module:
     """A bitsandbytes nf4 layer with double quantisation, of random weights in the linear layer's shape and dtype."""
-    # Imported here: it looks for a GPU, and is there only where the qlora extra is.
-    import bitsandbytes.nn as nn4bit
-
+    # Imported here, and by name: it looks for a GPU, and is there only where the qlora extra is.
+    nn4bit: Any = import_module("bitsandbytes.nn")
     shape = linear.weight.shape if isinstance(linear, nn.Linear) else linear.weight.shape[::-1]
     weight = torch.empty(shape, dtype=linear.weight.dtype, device=linear.weight.device).normal_(0, std)
     biased = linear.bias is not None
-    quantised = nn4bit.Linear4bit(shape[1], shape[0], bias=biased, compute_dtype=arithmetic, device="meta")
+    quantised: nn.Module = nn4bit.Linear4bit(shape[1], shape[0], bias=biased, compute_dtype=arithmetic, device="meta")
     if biased:
         quantised.bias = nn.Parameter(torch.zeros_like(linear.bias), requires_grad=False)
     packed = nn4bit.Params4bit(weight, requires_grad=False, quant_type=QUANT_TYPE, module=quantised)
     quantised.weight = packed.to(weight.device)
-    for initialised in (quantised, *quantised.parameters()):
-        initialised._is_hf_initialized = True  # else transformers draws its weights again, on packed bytes
-    return quantised  # type: ignore[no-any-return]
+    initialised: list[Any] = [quantised, *quantised.parameters()]
+    for one in initialised:
+        one._is_hf_initialized = True  # else transformers draws its weights again, on packed bytes
+    return quantised

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +84,15 @@ def _config(workload: WorkloadSpec) -> PreTrainedConfig:
             # Always given: left out, transformers asks on the terminal whether to run remote code.
             config = AutoConfig.from_pretrained(workload.model, trust_remote_code=workload.trust_remote_code)
         except (OSError, ValueError) as error:
-            raise WorkloadError(f"{workload.model}: {_first_line(error)}") from error
+            raise WorkloadError(f"{workload.model}: {_why_unreadable(error)}") from error
     config.use_cache = False
     return config
+
+
+def _why_unreadable(error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return "this model runs code of its own, which needs --trust-remote-code"
+    return _first_line(error)
 
 
 def _first_line(error: Exception) -> str:
@@ -95,16 +100,18 @@ def _first_line(error: Exception) -> str:
 
 
 def _on_meta(config: PreTrainedConfig, workload: WorkloadSpec) -> nn.Module:
+    with torch.device("meta"):
+        return _new(config, workload)
+
+
+def _new(config: PreTrainedConfig, workload: WorkloadSpec, dtype: torch.dtype | None = None) -> nn.Module:
+    """A model with random weights, on the device whose context this is called in."""
     try:
-        with torch.device("meta"):
-            return _new(config, attn_implementation="sdpa", trust_remote_code=workload.trust_remote_code)
+        model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=workload.trust_remote_code
+        )
     except ValueError as error:
         raise WorkloadError(f"{workload.model}: not a causal language model: {_first_line(error)}") from error
-
-
-def _new(config: PreTrainedConfig, **options: Any) -> nn.Module:
-    """A model with random weights, on the device whose context this is called in."""
-    model: nn.Module = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
     return model
 
 
@@ -114,7 +121,7 @@ def _check_length(config: PreTrainedConfig, workload: WorkloadSpec) -> None:
     limit = getattr(text, "max_position_embeddings", None)
     if limit and workload.sequence_length > limit and getattr(text, "rope_parameters", None) is None:
         raise WorkloadError(
-            f"{workload.model}: sequence length {workload.sequence_length} is above the {limit} positions this model has"
+            f"{workload.model}: sequence length {workload.sequence_length} is above the model's {limit} positions"
         )
 
 
@@ -132,18 +139,13 @@ def _weighted(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec) ->
     assert workload.method is not None
     precision = resolved_precision(workload, ctx.device.type)
     dtype, arithmetic = base_dtype(precision, workload.method), compute_dtype(precision)
-    options: dict[str, Any] = {
-        "dtype": dtype,
-        "attn_implementation": "sdpa",
-        "trust_remote_code": workload.trust_remote_code,
-    }
     if workload.weights:
-        return _pretrained(config, ctx, workload, options=options)
+        return _pretrained(config, ctx, workload, dtype=dtype)
     if workload.method is not Method.QLORA:
         with ctx.device:
-            return _new(config, **options)
+            return _new(config, workload, dtype)
     with quantised_construction(_on_meta(config, workload), arithmetic, std=_std(config)), ctx.device:
-        model = _new(config, **options)
+        model = _new(config, workload, dtype)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which peft knows that its 4-bit adapters fit
     return model
 
@@ -152,23 +154,23 @@ def _std(config: PreTrainedConfig) -> float:
     return float(getattr(config.get_text_config(), "initializer_range", None) or 0.02)
 
 
-def _pretrained(
-    config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, *, options: dict[str, Any]
-) -> nn.Module:
+def _pretrained(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, *, dtype: torch.dtype) -> nn.Module:
     """Real weights, from the place that the model's name stands for."""
     assert workload.model is not None
     entry = catalogue().get(workload.model)
     name = entry.hub if entry else workload.model
     if name is None:
         raise WorkloadError(f"{workload.model}: there are no weights of this model to load")
-    if workload.method is Method.QLORA:
-        options = {
-            **options,
-            "quantization_config": quantisation(compute_dtype(resolved_precision(workload, ctx.device.type))),
-        }
+    arithmetic = compute_dtype(resolved_precision(workload, ctx.device.type))
     try:
         model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            name, config=config, device_map={"": ctx.device}, **options
+            name,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            trust_remote_code=workload.trust_remote_code,
+            device_map={"": ctx.device},
+            quantization_config=quantisation(arithmetic) if workload.method is Method.QLORA else None,
         )
     except (OSError, ValueError) as error:
         raise WorkloadError(f"{name}: {_first_line(error)}") from error

@@ -130,9 +130,13 @@ def failed(
     )
 
 
-def stopped(number: int, settings: Config, reason: str, *, role: Role = Role.SEARCH, seconds: float = 20.0) -> TrialRecord:
-    ended = Stopped(reason=reason, bound=seconds)
-    return TrialRecord(number=number, role=role, state=State.FAIL, config=dict(settings), stopped=ended, seconds=seconds)
+def stopped(
+    number: int, settings: Config, reason: str, *, role: Role = Role.SEARCH, seconds: float = 20.0
+) -> TrialRecord:
+    why = Stopped(reason=reason, bound=seconds)
+    return TrialRecord(
+        number=number, role=role, state=State.FAIL, config=dict(settings), stopped=ended, seconds=seconds
+    )
 
 
 def running(number: int, settings: Config, *, role: Role = Role.SEARCH) -> TrialRecord:

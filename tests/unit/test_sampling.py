@@ -178,10 +178,18 @@ def test_conditional_parameters_are_learned_per_block() -> None:
 
 
 def test_a_knob_that_all_candidates_agree_on_costs_no_asks() -> None:
-    spec = study({**BATCH, **CONDITIONAL}, pinned={"micro_batch": 37}, seed=5)
-    records = run(spec, 100, lambda number, config: record(number, config, value=1.0))
-    assert len(records) == 5
+    # Were the pinned batch asked for, one ask in 64 would hit it, and most configs would be picked at random.
+    limit = {"cache_size_limit": {"low": 1, "high": 64, "scale": "linear", "default": 8, "why": "test"}}
+    layer = {"scope": {"choices": ["layer"], "default": "layer", "why": "test"}}
+    spec = study({**BATCH, **layer, **limit, **CHECKPOINTING}, pinned={"micro_batch": 37}, seed=5)
+
+    def by_limit(number: int, config: Config) -> TrialRecord:
+        return record(number, config, value=float(config["cache_size_limit"]))
+
+    records = run(spec, 40, by_limit)
     assert {record.config["micro_batch"] for record in records} == {37}
+    late = [int(record.config["cache_size_limit"]) for record in records[20:]]
+    assert sum(late) / len(late) > 44  # 32 by chance
 
 
 def measured(tokens_per_second: float, cold_seconds: float = 0.0, **fields: Any) -> Measured:

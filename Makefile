@@ -1,0 +1,37 @@
+# make tune    the main job: on a GPU a short Llama-2-7B LoRA study, without one tiny-llama on the CPU
+# make test    everything that CI runs
+# make setup   .venv alone
+# PYTHON=python3 takes that interpreter as it is and builds nothing
+
+ifeq ($(origin PYTHON),command line)
+READY :=
+else
+override PYTHON := .venv/bin/python
+READY := .venv/ready
+endif
+
+HAS_GPU = $(PYTHON) -c 'import pynvml; pynvml.nvmlInit(); raise SystemExit(not pynvml.nvmlDeviceGetCount())' 2>/dev/null
+GPU_STUDY = --model llama2-7b --seq-len 512 --budget 9m
+CPU_STUDY = --model tiny-llama --search-space quick --seq-len 128 --budget 3m
+WORKERS = 2
+
+.PHONY: setup tune test lint
+
+setup: $(READY)
+
+.venv/ready: pyproject.toml constraints.txt
+	test -x .venv/bin/python || python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	.venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+tune: $(READY)
+	if $(HAS_GPU); then $(PYTHON) -m autocompile tune $(GPU_STUDY); else $(PYTHON) -m autocompile tune $(CPU_STUDY); fi
+
+lint: $(READY)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+test: lint
+	$(PYTHON) -m pytest -n $(WORKERS) tests/unit tests/contract tests/isolation tests/acceptance
