@@ -16,7 +16,7 @@ from autocompile.errors import MachineError, UserError
 from autocompile.executors.local import LocalExecutor
 from autocompile.report import Study
 from autocompile.settings import Settings, study_spec
-from autocompile.spec import Facts, StudySpec
+from autocompile.spec import Facts, StudySpec, resolved
 from autocompile.storage import Storage, exists
 from autocompile.tuner import Event, StudyResult, TrialEnded, WallClock, open_study, preflight
 from autocompile.tuner import tune as run_slices
@@ -79,6 +79,7 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
     stop = threading.Event()
     executor = LocalExecutor(place.python, stop)
     facts = preflight(spec, executor, folder_root=STUDIES, devices=place.gpus)
+    spec = spec.model_copy(update={"workload": resolved(spec.workload, facts)})
     with Storage.open(place.storage) as storage:
         name = open_study(spec, name=place.study, storage=storage, facts=facts, folder_root=STUDIES)
         yield Opened(

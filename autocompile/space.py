@@ -117,7 +117,7 @@ def _holds(value: KnobValue | None, wanted: tuple[KnobValue, ...]) -> bool:
 def choose(
     space: SearchSpace, traits: Traits, pinned: Config, pick: Callable[[str, int, Parameter], KnobValue]
 ) -> Config:
-    """A complete config: pinned knobs as they are, each other active parameter as ``pick(name, block, parameter)`` says."""
+    """A complete config: pinned knobs as they are, other active parameters as ``pick(name, block, parameter)`` says."""
     config = {**defaults(), **pinned}
     for name in order(space):
         if name not in pinned and (found := block_for(space, name, {**traits, **config})):
@@ -220,16 +220,26 @@ def _names_and_values(data: Any) -> tuple[tuple[str | int, ...], str] | None:
 def _block_complaint(path: tuple[str | int, ...], name: str, block: Any) -> tuple[tuple[str | int, ...], str] | None:
     if not isinstance(block, dict):
         return path, "expected a mapping with choices, or low and high, and default and why"
+    return _key_complaint(path, block) or _value_complaint(path, name, block)
+
+
+def _key_complaint(path: tuple[str | int, ...], block: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
     fields = {**Choices.model_fields, **Range.model_fields}
     for key in block:
         if key not in fields:
             return (*path, key), f'unknown key "{key}"; {nearest(str(key), list(fields))}'
-    for key in ("low", "high"):
-        if key in block and (not isinstance(block[key], int) or isinstance(block[key], bool)):
-            return (*path, key), f'expected a whole number, found "{block[key]}"'
     for other in block.get("when") or {}:
         if other not in KNOBS and other not in FACTS:
             return (*path, "when", other), f'unknown condition "{other}"; {nearest(str(other), [*KNOBS, *FACTS])}'
+    return None
+
+
+def _value_complaint(
+    path: tuple[str | int, ...], name: str, block: dict[str, Any]
+) -> tuple[tuple[str | int, ...], str] | None:
+    for key in ("low", "high"):
+        if key in block and (not isinstance(block[key], int) or isinstance(block[key], bool)):
+            return (*path, key), f'expected a whole number, found "{block[key]}"'
     listed = list(enumerate(block["choices"])) if isinstance(block.get("choices"), list) else []
     for index, value in listed:
         if wrong := problem(name, coerce(name, value)):

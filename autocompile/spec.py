@@ -145,7 +145,7 @@ def slice_plan(role: Role) -> SlicePlan:
 
 
 class PreflightRequest(Value):
-    """Ask a child what this machine and this workload are. ``devices`` are GPU indices; empty means a CPU or any GPU."""
+    """Ask a child what this machine and this workload are. ``devices`` are GPU indices; empty is a CPU or any GPU."""
 
     type: Literal["preflight"] = "preflight"
     workload: WorkloadSpec

@@ -33,7 +33,7 @@ def sdpa(setup: Setup, name: str) -> Setup:
         return setup.did("sdpa", "left to torch")
     attention = modules_of(setup, "attention")
     for module in attention.values():
-        module.forward = _with_backend(module, BACKENDS[name])  # type: ignore[method-assign]
+        module.forward = _with_backend(module, BACKENDS[name])
     if attention:
         return setup.did("sdpa", f"{name} in {len(attention)} attention modules", sdpa_applied="region")
     for other, switch in _SWITCHES.items():

@@ -26,7 +26,7 @@ def gradient_checkpointing(setup: Setup, on: bool) -> Setup:
     if not layers:
         raise ValueError("gradient_checkpointing: this model has no repeated layers to checkpoint")
     for layer in layers.values():
-        layer.forward = _checkpointed(layer)  # type: ignore[method-assign]
+        layer.forward = _checkpointed(layer)
     what = f"each of {len(layers)} layers, use_reentrant=False"
     return setup.did("gradient_checkpointing", what, checkpointing="inside")
 

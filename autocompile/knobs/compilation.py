@@ -85,7 +85,9 @@ def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def _compile_in_place(modules: dict[str, nn.Module], scope: str, options: dict[str, Any] | Any) -> tuple[CompiledGroup, ...]:
+def _compile_in_place(
+    modules: dict[str, nn.Module], scope: str, options: dict[str, Any] | Any
+) -> tuple[CompiledGroup, ...]:
     """One compiled frame per group of equal modules.
 
     ``module.compile()`` does nothing for torch.nn's own classes, whose frames dynamo skips; a frame of ours around

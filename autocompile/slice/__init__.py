@@ -1,1 +1,1 @@
-"""One slice, in a process of its own: ``request.json`` in, ``outcome.json`` out; started by name, imported by nobody."""
+"""One slice, in a process of its own: ``request.json`` in, ``outcome.json`` out; started by name, never imported."""

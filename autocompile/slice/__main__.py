@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from autocompile.records import Answer, Failed, Measured, Stage
+from autocompile.records import Answer, Failed, Stage
 from autocompile.slice.classify import classify
 from autocompile.slice.merge import RankOutcome, merge
 from autocompile.slice.preflight import preflight
@@ -50,7 +50,7 @@ def _facts(request: PreflightRequest, reporter: Reporter) -> Answer:
     reporter.enter(Stage.PREFLIGHT)
     try:
         return preflight(request, reporter.enter)
-    except Exception as error:  # the process ends here; the parent turns the failure into one line
+    except Exception as error:  # noqa: BLE001  the process ends here; the parent turns the failure into one line
         return Failed(failure=classify(error, stage=Stage.PREFLIGHT, memory_share=reporter.memory_share()))
 
 

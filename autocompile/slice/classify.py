@@ -1,4 +1,4 @@
-"""Name what went wrong, from the whole exception chain: the true class is often nested (pytorch wraps on the way up)."""
+"""Name what went wrong, from the whole exception chain: torch wraps the true class on its way up."""
 
 from __future__ import annotations
 
@@ -119,8 +119,12 @@ _RULES = (
     _Rule(FailureKind.RECOMPILE_STORM, _says(r"recompile_limit reached|cache_size_limit reached")),
     _Rule(FailureKind.BACKEND_UNSUPPORTED, _says(_SDPA), "sdpa"),
     _Rule(FailureKind.BACKEND_UNSUPPORTED, _classed("GPUTooOldForTriton"), "gpu_too_old"),
-    _Rule(FailureKind.COMPILE_ERROR, _says(r"tensor output of CUDAGraphs that has been overwritten"), "cudagraph_liveness"),
-    _Rule(FailureKind.COMPILE_ERROR, _says(r"graph recording observed an input tensor deallocate"), "cudagraph_checkpoint"),
+    _Rule(
+        FailureKind.COMPILE_ERROR, _says(r"tensor output of CUDAGraphs that has been overwritten"), "cudagraph_liveness"
+    ),
+    _Rule(
+        FailureKind.COMPILE_ERROR, _says(r"graph recording observed an input tensor deallocate"), "cudagraph_checkpoint"
+    ),
     _Rule(FailureKind.COMPILE_ERROR, _classed("CheckpointError"), "checkpoint_mismatch"),
     _Rule(FailureKind.GRAPH_BREAK, _classed("Unsupported", "UserError", "UncapturedHigherOrderOpError")),
     _Rule(FailureKind.GRAPH_BREAK, lambda seen: _classed("TorchDynamoException")(seen) and _says(_FULLGRAPH)(seen)),
@@ -128,7 +132,9 @@ _RULES = (
         FailureKind.COMPILE_ERROR,
         _classed("TorchDynamoException", "OperatorIssue", "ShortenTraceback", "CppCompileError", "NoValidChoicesError"),
     ),
-    _Rule(FailureKind.COMPILE_ERROR, _says(r"OutOfResources|out of resource: shared memory|ptxas fatal|LoweringException")),
+    _Rule(
+        FailureKind.COMPILE_ERROR, _says(r"OutOfResources|out of resource: shared memory|ptxas fatal|LoweringException")
+    ),
 )
 
 

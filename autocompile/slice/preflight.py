@@ -239,7 +239,7 @@ def compile_two_lines(target: torch.device) -> None:
     try:
         if target.type == "cpu":
             get_cpp_compiler()  # with a warm cache folder, what follows would not miss it
-        torch.compile(two_lines)(values).backward()  # type: ignore[no-untyped-call]
+        torch.compile(two_lines)(values).backward()
     except (RuntimeError, OSError) as error:
         complaint = tool_complaint(error)
         if complaint is None:
@@ -250,13 +250,13 @@ def compile_two_lines(target: torch.device) -> None:
 def tool_complaint(error: BaseException) -> str | None:
     """What the user can install or set, if that is what the compile failed for; the true cause is often nested."""
     for link in exception_chain(error):
-        first = next((line for line in str(link).splitlines() if "error" in line.lower()), str(link))
         match type(link).__name__:
             case "InvalidCxxCompiler":
                 setting = f" (now CXX={os.environ['CXX']})" if "CXX" in os.environ else ""
                 return f"no working C++ compiler: install g++ or set CXX{setting}"
             case "CppCompileError":
-                return f"the C++ compiler cannot build torch's kernels: {first}"
+                complaints = [line for line in str(link).splitlines() if "error: " in line]
+                return f"the C++ compiler cannot build torch's kernels: {(complaints or ['it says nothing'])[0]}"
             case "TritonMissing":
                 return "no working triton: install the one that belongs to this torch"
         if "Failed to find C compiler" in str(link):

@@ -7,7 +7,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -63,7 +63,7 @@ def run_rank(request: MeasureRequest, reporter: Reporter) -> Outcome:
             if device.type == "cuda":
                 stack.enter_context(gpu_lock(str(torch.cuda.get_device_properties(device).uuid)))
             measurement = _measured(run)
-        except Exception as error:  # the process ends here; whatever it was, the parent wants its name
+        except Exception as error:  # noqa: BLE001  the process ends here; whatever it was, the parent wants its name
             failure = classify(error, stage=reporter.stage, memory_share=reporter.memory_share())
             return Failed(failure=_with_reasons(failure, run.warnings), telemetry=_telemetry(run))
         return Measured(measurement=measurement, telemetry=_telemetry(run))
@@ -157,9 +157,7 @@ def _first_step(run: _Run, stepper: Stepper, eager: float) -> float:
     return first
 
 
-def _measurement(
-    run: _Run, step_seconds: StepSeconds, tokens_per_second: float, setup_seconds: float
-) -> Measurement:
+def _measurement(run: _Run, step_seconds: StepSeconds, tokens_per_second: float, setup_seconds: float) -> Measurement:
     assert run.job is not None
     on_gpu = run.device.type == "cuda"
     free, total = torch.cuda.mem_get_info(run.device) if on_gpu else (0, 0)
@@ -218,26 +216,26 @@ def _telemetry(run: _Run) -> Telemetry:
     )
 
 
-class _recorded_warnings:
-    """Keeps the texts of warnings: torch says only there why an attention kernel cannot run."""
+@contextmanager
+def _recorded_warnings(run: _Run) -> Iterator[None]:
+    """Keep the texts of warnings: torch says only there why an attention kernel cannot run."""
+    show = warnings.showwarning
 
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._show = warnings.showwarning
+    def keep(message: Warning | str, *rest: object, **named: object) -> None:
+        run.warnings.append(str(message))
+        show(message, *rest, **named)  # type: ignore[arg-type]
 
-    def __enter__(self) -> None:
-        def keep(message: Warning | str, *rest: object, **named: object) -> None:
-            self._run.warnings.append(str(message))
-            self._show(message, *rest, **named)  # type: ignore[arg-type]
-
-        warnings.showwarning = keep
-
-    def __exit__(self, *_: object) -> None:
-        warnings.showwarning = self._show
+    warnings.showwarning = keep
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
 
 
 def _with_reasons(failure: Failure, texts: list[str]) -> Failure:
-    reasons = [text.split("(Triggered")[0].strip() for text in texts if "not used because" in text or "requires" in text]
+    reasons = [
+        text.split("(Triggered")[0].strip() for text in texts if "not used because" in text or "requires" in text
+    ]
     if failure.kind is not FailureKind.BACKEND_UNSUPPORTED or not reasons:
         return failure
     return failure.model_copy(update={"message": f"{failure.message} ({'; '.join(dict.fromkeys(reasons))})"})

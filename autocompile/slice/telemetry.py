@@ -165,7 +165,11 @@ def code_hash(code: str) -> str:
     So the hash is the same from a cold and a warm cache and in another folder.
     """
     lines = [re.sub(r"\s+#\s.*$", "", line) for line in code.splitlines()]
-    kept = [line for line in lines if line.strip() and not re.match(r"\s*(#(?!include|pragma|define|if|endif|else)|//)", line)]
+    kept = [
+        line
+        for line in lines
+        if line.strip() and not re.match(r"\s*(#(?!include|pragma|define|if|endif|else)|//)", line)
+    ]
     without_paths = re.sub(r"(?<![\w.])/(?:[\w.+-]+/)+", "", "\n".join(kept))
     return hashlib.sha256(without_paths.encode()).hexdigest()
 
@@ -196,7 +200,7 @@ def _frame_names() -> dict[str, str]:
 
 
 def _place(metric: Any, groups: Sequence[CompiledGroup]) -> str:
-    """The region, or ``function file:line``. A record of a hit limit names no frame, but its id leads to one that does."""
+    """The region, or ``function file:line``. A record of a hit limit names no frame; its id leads to one that does."""
     for other in _metrics():
         if other.co_name and _frame_id(other) == _frame_id(metric):
             named = {group.frame: group.name for group in groups}
@@ -210,7 +214,7 @@ def _first_line(text: str) -> str:
 
 def _graph_breaks() -> tuple[GraphBreak, ...]:
     """Each reason and place once: torch repeats them per nested frame and per recompile."""
-    seen = {}
+    seen: dict[tuple[str, str], None] = {}
     for reason in dynamo.graph_break_reasons:
         place = reason.user_stack[-1] if reason.user_stack else None
         where = f"{place.filename}:{place.lineno}" if place else "unknown place"

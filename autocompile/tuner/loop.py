@@ -33,6 +33,7 @@ from autocompile.search import (
     Finished,
     Measure,
     Step,
+    Wait,
     abort_reason,
     admissible,
     best_config,
@@ -224,11 +225,9 @@ class _Loop:
     def _fill_slots(self) -> Step:
         """Start slices while there is a slot and something to measure; the step that could not be taken."""
         study = self.study
-        while True:
+        while self.free:
             used = self._used()
             step = next_step(study.spec, study.facts, self._all(), used)
-            if not self.free:
-                return step
             match step:
                 case Measure(config=config, role=role, fidelity=fidelity):
                     self._start(config, role, fidelity)
@@ -236,6 +235,7 @@ class _Loop:
                     self._start(self._suggestion(used), Role.SEARCH, fidelity)
                 case _:
                     return step
+        return Wait()  # the search need not be asked: deciding costs time that a slice beside it would feel
 
     def _suggestion(self, used: float) -> Config:
         from autocompile.sampling import suggest  # imports optuna, which the live view's import of this must not

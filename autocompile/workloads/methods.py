@@ -73,7 +73,7 @@ def _one_pattern(names: dict[str, nn.Module]) -> str:
 
 def quantisation(arithmetic: torch.dtype) -> BitsAndBytesConfig:
     """The 4-bit layers that `quantised_construction` makes, as transformers' loader is told of them."""
-    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+    return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=QUANT_TYPE,
         bnb_4bit_use_double_quant=True,

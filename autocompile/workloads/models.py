@@ -107,7 +107,7 @@ def _on_meta(config: PreTrainedConfig, workload: WorkloadSpec) -> nn.Module:
 def _new(config: PreTrainedConfig, workload: WorkloadSpec, dtype: torch.dtype | None = None) -> nn.Module:
     """A model with random weights, on the device whose context this is called in."""
     try:
-        model: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model: nn.Module = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=workload.trust_remote_code
         )
     except ValueError as error:

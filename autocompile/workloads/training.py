@@ -37,7 +37,7 @@ class AccumulatedStep:
         losses = []
         for batch in batches:
             loss = self.loss(model, batch) / len(batches)
-            (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
             losses.append(loss.detach())
         if self.scaler:
             self.scaler.step(optimizer)

@@ -95,7 +95,7 @@ def test_an_autotuned_mode_generates_other_code() -> None:
 
 
 def test_checkpointing_needs_less_memory_eager_and_compiled() -> None:
-    for scope in ("none", "layer", "model"):
+    for scope in ("none", "layer"):
         kept = Seen(job(micro_batch=8), scope=scope).peak_bytes
         torch.cuda.reset_peak_memory_stats()
         recomputed = Seen(job(micro_batch=8), scope=scope, gradient_checkpointing=True).peak_bytes
@@ -106,7 +106,7 @@ def test_checkpointing_needs_less_memory_eager_and_compiled() -> None:
 def test_cuda_graphs_with_checkpointing_run_or_fail_by_name() -> None:
     try:
         seen = Seen(job(), scope="layer", mode="reduce-overhead", gradient_checkpointing=True)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever it is must have a name
         failure = classify(error, stage=Stage.WARMUP, memory_share=0.1)
         print("failed:", failure.kind, failure.subkind, failure.message)
         assert failure.kind == "compile_error"
@@ -127,8 +127,11 @@ def test_apply_compiles_the_graphs_that_the_study_reported() -> None:
     folder = STUDIES / "h200-llama2-7b-lora"
     study: dict[str, Any] = json.loads((folder / "study.json").read_text())
     best = autocompile.load(folder / "best.yaml")
-    winner = next(trial for trial in study["trials"] if trial["number"] in best.evidence.confirmed_by
-                  and trial["config"] == best.config)
+    winner = next(
+        trial
+        for trial in study["trials"]
+        if trial["number"] in best.evidence.confirmed_by and trial["config"] == best.config
+    )
     made = job(depth=None, micro_batch=best.workload.micro_batch)
     with CompileObserver() as observer:
         applied = autocompile.apply(made.model, folder / "best.yaml")

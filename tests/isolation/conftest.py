@@ -18,7 +18,7 @@ PROBE = "import torch._inductor.cpu_vec_isa as isa; isa.valid_vec_isa_list()"
 
 @pytest.fixture(scope="session")
 def inductor_seed() -> Path:
-    """An inductor cache that holds only the probe of the CPU's vector instructions, which costs 14 s; kept in .cache."""
+    """An inductor cache that holds only the probe of the CPU's vector instructions (14 s); kept in .cache."""
     seed = CACHE / f"inductor-seed-{version('torch')}"
     if not seed.is_dir():
         CACHE.mkdir(exist_ok=True)

@@ -104,7 +104,7 @@ def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, 
                 step = loss(model)
                 step.backward()
                 total += float(step)
-        except Exception as caught:
+        except Exception as caught:  # noqa: BLE001  its name is what is printed
             error = type(caught).__name__
         telemetry, limit_hits = observer.telemetry(setup), observer.limit_hits()
         cost = observer.compile_cost()

@@ -20,46 +20,49 @@ from autocompile.spec import Facts, Method, Precision, PreflightRequest, Workloa
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests" / "workload_examples"
-WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
-AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
 
 CHILD = """
 import json, resource, sys
 from autocompile.slice.preflight import preflight
 from autocompile.spec import PreflightRequest
 from autocompile.workloads.job import MachineFault, WorkloadError
-stages = []
-try:
-    facts = preflight(PreflightRequest.model_validate_json(sys.argv[1]), stages.append)
-    answer = {"facts": facts.model_dump(mode="json")}
-except (MachineFault, WorkloadError) as error:
-    answer = {"fault": type(error).__name__, "message": error.message, "where": getattr(error, "where", None)}
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-print(json.dumps({**answer, "stages": stages, "peak_bytes": peak}))
+for request in sys.argv[1:]:
+    stages = []
+    try:
+        facts = preflight(PreflightRequest.model_validate_json(request), stages.append)
+        answer = {"facts": facts.model_dump(mode="json")}
+    except (MachineFault, WorkloadError) as error:
+        answer = {"fault": type(error).__name__, "message": error.message, "where": getattr(error, "where", None)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print("ANSWER", json.dumps({**answer, "stages": stages, "peak_bytes": peak}))
 """
 
+Answer = dict[str, Any]
 
-def ask(cache: Path, environment: dict[str, str] | None = None, **workload: Any) -> dict[str, Any]:
-    """The answer of a preflight in a child whose caches lie where the request says."""
-    request = PreflightRequest(
+
+def request(cache: Path, **workload: Any) -> PreflightRequest:
+    return PreflightRequest(
         workload=WorkloadSpec(**workload), seed=0, devices=(), deadline_seconds=100, cache_folder=str(cache)
     )
+
+
+def ask(*requests: PreflightRequest, **environment: str) -> list[Answer]:
+    """The answers of one child, started with the caches of the first request."""
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, request.model_dump_json()],
+        [sys.executable, "-c", CHILD, *(one.model_dump_json() for one in requests)],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
-            "TORCHINDUCTOR_CACHE_DIR": str(cache),
-            **(environment or {}),
+            "TORCHINDUCTOR_CACHE_DIR": requests[0].cache_folder,
+            **environment,
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert child.returncode == 0, child.stderr
-    answer: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
-    return answer
+    return [json.loads(line.removeprefix("ANSWER")) for line in child.stdout.splitlines() if line.startswith("ANSWER")]
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +70,8 @@ def counting_compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The C++ compiler, with a line in a file beside it for each thing it builds."""
     folder = tmp_path_factory.mktemp("compiler")
     compiler = folder / "g++"
-    compiler.write_text(
-        f'#!/bin/sh\ncase "$*" in *--version*) ;; *) echo "$*" >> {folder}/built ;; esac\nexec {shutil.which("g++")} "$@"\n'
-    )
+    count = f'case "$*" in *" -o "*) echo "$*" >> {folder}/built ;; esac'
+    compiler.write_text(f'#!/bin/sh\n{count}\nexec {shutil.which("g++")} "$@"\n')
     compiler.chmod(0o755)
     return compiler
 
@@ -80,16 +82,26 @@ def n_built(compiler: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory, counting_compiler: Path) -> tuple[dict[str, Any], Path]:
-    """The answer for tiny-llama, and the cache folder it left."""
-    cache = tmp_path_factory.mktemp("seed")
-    return ask(cache, {"CXX": str(counting_compiler)}, model="tiny-llama", device="cpu"), cache
+def seed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("seed")
 
 
-def test_the_facts_of_a_catalogue_model(tiny: tuple[dict[str, Any], Path]) -> None:
-    answer, _ = tiny
-    facts = Facts.model_validate(answer["facts"])
-    assert answer["stages"] == ["preflight", "build", "compile"]
+@pytest.fixture(scope="module")
+def found(seed: Path, counting_compiler: Path) -> dict[str, Answer]:
+    """What a preflight finds out about several workloads; `seed` is then the cache folder it leaves."""
+    workloads: dict[str, Answer] = {
+        "tiny": {"model": "tiny-llama"},
+        "script": {"script": f"{EXAMPLES / 'blocks.py'}:build"},
+        "frozen": {"script": f"{EXAMPLES / 'blocks.py'}:frozen"},
+        "large": {"model": "llama3.2-1b", "precision": "bf16"},
+    }
+    requests = [request(seed, device="cpu", **workload) for workload in workloads.values()]
+    return dict(zip(workloads, ask(*requests, CXX=str(counting_compiler)), strict=True))
+
+
+def test_the_facts_of_a_catalogue_model(found: dict[str, Answer]) -> None:
+    facts = Facts.model_validate(found["tiny"]["facts"])
+    assert found["tiny"]["stages"] == ["preflight", "build", "compile"]
     assert (facts.layers, facts.parameters, facts.model_type) == (4, 4_212_992, "llama")
     assert (facts.method, facts.precision) == (Method.FULL, Precision.FP32)
     assert facts.regions["layer"] == "model.layers.*"
@@ -102,9 +114,30 @@ def test_the_facts_of_a_catalogue_model(tiny: tuple[dict[str, Any], Path]) -> No
     assert {"gpu", "python", "transformers", "peft", "cpu"} <= facts.environment.keys()
 
 
+def test_the_facts_of_a_script(found: dict[str, Answer]) -> None:
+    facts = found["script"]["facts"]
+    assert (facts["layers"], facts["parameters"], facts["model_type"]) == (3, 3 * 17 * 16, None)
+    assert (facts["method"], facts["precision"], facts["frozen_knobs"]) == ("full", "fp32", {})
+    assert facts["regions"] == {"layer": "blocks.*", "mlp": "blocks.*.mlp"}
+    assert len(facts["environment"]["workload"]) == 16
+
+
+def test_a_batch_that_does_not_grow_freezes_the_micro_batch(found: dict[str, Answer]) -> None:
+    frozen = found["frozen"]["facts"]["frozen_knobs"]
+    assert frozen.keys() == {"micro_batch"}
+    assert frozen["micro_batch"].endswith("blocks.py:frozen gives 8 samples a batch for ctx.micro_batch=2 and 8 for 4")
+
+
+def test_a_large_model_is_described_without_its_weights(found: dict[str, Answer]) -> None:
+    assert found["large"]["facts"]["parameters"] == 1_235_814_400
+    assert found["large"]["facts"]["method"] == "lora"
+    assert found["large"]["peak_bytes"] < 2 * 1_235_814_400
+
+
 PROBE = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list; valid_vec_isa_list()"
 
 
+@pytest.mark.usefixtures("found")
 @pytest.mark.parametrize(
     ("seeded", "builds"),
     [
@@ -113,9 +146,8 @@ PROBE = "from torch._inductor.cpu_vec_isa import valid_vec_isa_list; valid_vec_i
     ],
 )
 def test_the_seed_holds_the_probe_of_vector_instructions(
-    tiny: tuple[dict[str, Any], Path], counting_compiler: Path, tmp_path: Path, seeded: bool, builds: bool
+    seed: Path, counting_compiler: Path, tmp_path: Path, seeded: bool, builds: bool
 ) -> None:
-    _, seed = tiny
     cache = tmp_path / "copy"
     if seeded:
         shutil.copytree(seed, cache)
@@ -125,44 +157,28 @@ def test_the_seed_holds_the_probe_of_vector_instructions(
     assert (n_built(counting_compiler) > before) is builds
 
 
-@pytest.mark.parametrize(
-    ("environment", "setting"),
-    [
-        pytest.param({"CXX": "/nonexistent"}, " (now CXX=/nonexistent)", id="CXX names nothing"),
-        pytest.param({"PATH": "/nowhere"}, "", id="nothing is on the path"),
-    ],
-)
-@pytest.mark.parametrize("warm", [False, True])
-def test_a_missing_compiler_is_named_even_where_a_warm_cache_would_hide_it(
-    tiny: tuple[dict[str, Any], Path], tmp_path: Path, environment: dict[str, str], setting: str, warm: bool
-) -> None:
-    cache = tmp_path / "cache"
-    if warm:
-        shutil.copytree(tiny[1], cache)
-    answer = ask(cache, environment, model="tiny-llama", device="cpu")
+@pytest.mark.usefixtures("found")
+def test_a_missing_compiler_is_named_even_where_a_warm_cache_would_hide_it(seed: Path) -> None:
+    (answer,) = ask(request(seed, model="tiny-llama", device="cpu"), CXX="/nonexistent")
     assert answer.get("fault") == "MachineFault"
-    assert answer["message"] == f"no working C++ compiler: install g++ or set CXX{setting}"
+    assert answer["message"] == "no working C++ compiler: install g++ or set CXX (now CXX=/nonexistent)"
+
+
+def test_a_path_without_a_compiler(tmp_path: Path) -> None:
+    (answer,) = ask(request(tmp_path, model="tiny-llama", device="cpu"), PATH="/nowhere")
+    assert answer.get("fault") == "MachineFault"
+    assert answer["message"] == "no working C++ compiler: install g++ or set CXX"
 
 
 def test_a_compiler_that_builds_nothing_is_named_with_its_error(tmp_path: Path) -> None:
     compiler = tmp_path / "g++"
-    compiler.write_text(
-        '#!/bin/sh\ncase "$*" in *--version*) exec g++ --version ;; esac\n'
-        'echo "fatal error: Python.h: No such file or directory" >&2\nexit 1\n'
-    )
+    version = f'case "$*" in *--version*) exec {shutil.which("g++")} --version ;; esac'
+    complaint = "kernel.cpp:1:10: fatal error: Python.h: No such file or directory"
+    compiler.write_text(f'#!/bin/sh\n{version}\necho "{complaint}" >&2\nexit 1\n')
     compiler.chmod(0o755)
-    answer = ask(tmp_path / "cache", {"CXX": str(compiler)}, model="tiny-llama", device="cpu")
+    (answer,) = ask(request(tmp_path / "cache", model="tiny-llama", device="cpu"), CXX=str(compiler))
     assert answer.get("fault") == "MachineFault"
-    assert "the C++ compiler cannot build torch's kernels" in answer["message"]
-    assert "Python.h" in answer["message"]
-
-
-def test_a_plain_file_as_cache_folder_is_named(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    cache.write_text("")
-    answer = ask(cache, model="tiny-llama", device="cpu")
-    assert answer.get("fault") == "MachineFault"
-    assert answer["message"] == f"cache folder {cache}: File exists"
+    assert answer["message"] == f"the C++ compiler cannot build torch's kernels: {complaint}"
 
 
 @contextmanager
@@ -175,78 +191,54 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-@AS_ROOT
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        pytest.param("size=64k", "0.00 GiB free on its disk, expected at least 1 GiB", id="full"),
-        pytest.param("size=2g,noexec", "mounted noexec", id="noexec"),
-        pytest.param("size=2g,ro", "Read-only file system", id="read-only"),
-    ],
-)
-def test_a_cache_folder_that_does_not_work_is_named(tmp_path: Path, options: str, message: str) -> None:
-    with mounted(tmp_path / "disk", options) as cache:
-        answer = ask(cache, model="tiny-llama", device="cpu")
-    assert answer.get("fault") == "MachineFault"
-    assert answer["message"].startswith(f"cache folder {tmp_path / 'disk'}: ")
-    assert message in answer["message"]
+@pytest.mark.skipif(os.getuid() != 0, reason="mounts file systems")
+def test_a_cache_folder_on_a_disk_that_does_not_work_is_named(tmp_path: Path) -> None:
+    with (
+        mounted(tmp_path / "full", "size=64k") as full,
+        mounted(tmp_path / "noexec", "size=2g,noexec") as noexec,
+        mounted(tmp_path / "readonly", "size=2g,ro") as readonly,
+    ):
+        answers = ask(*(request(cache, model="tiny-llama", device="cpu") for cache in (full, noexec, readonly)))
+    assert {answer.get("fault") for answer in answers} == {"MachineFault"}
+    assert [answer["message"] for answer in answers] == [
+        f"cache folder {full}: 0.00 GiB free on its disk, expected at least 1 GiB",
+        f"cache folder {noexec}: on a file system mounted noexec, which compiled kernels cannot use",
+        f"cache folder {readonly}: Read-only file system",
+    ]
 
 
-@WITHOUT_GPU
-@pytest.mark.parametrize(
-    ("workload", "message"),
-    [
-        pytest.param(
-            {"model": "llama2-7b"},
-            "llama2-7b: needs a GPU, this machine has none (pass --device cpu to force it)",
-            id="a 7B without a word about the device",
-        ),
-        pytest.param(
-            {"model": "tiny-llama", "device": "cuda"},
-            "device cuda: this machine has no GPU that torch can use (see nvidia-smi)",
-            id="a GPU asked for",
-        ),
-    ],
-)
-def test_a_machine_without_a_gpu(tmp_path: Path, workload: dict[str, Any], message: str) -> None:
-    answer = ask(tmp_path, **workload)
-    assert (answer.get("fault"), answer["message"]) == ("MachineFault", message)
+def test_a_plain_file_as_cache_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    (answer,) = ask(request(file, model="tiny-llama", device="cpu"))
+    assert (answer.get("fault"), answer["message"]) == ("MachineFault", f"cache folder {file}: File exists")
 
 
-def test_a_model_beyond_this_machine_is_refused_with_the_amounts(tmp_path: Path) -> None:
-    answer = ask(tmp_path, model="llama2-13b", method="full", precision="bf16-mixed", device="cpu")
-    assert answer.get("fault") == "MachineFault"
-    assert "this machine is " in answer["message"]
-    assert "GiB free, llama2-13b (full, bf16-mixed) needs at least 195.0 GiB" in answer["message"]
+def test_what_cannot_work_is_named_before_anything_is_compiled(tmp_path: Path) -> None:
+    huge = {"model": "llama2-13b", "method": "full", "precision": "bf16-mixed"}
+    beyond, raising = ask(
+        request(tmp_path, device="cpu", **huge),
+        request(tmp_path, device="cpu", script=f"{EXAMPLES / 'blocks.py'}:raises"),
+    )
+    assert beyond.get("fault") == "MachineFault"
+    assert "GiB free, llama2-13b (full, bf16-mixed) needs at least 195.0 GiB" in beyond["message"]
+    assert raising.get("fault") == "WorkloadError"
+    assert "blocks.py: raises: ValueError" in raising["message"]
+    assert raising["where"].startswith("blocks.py:")
+    assert [answer["stages"] for answer in (beyond, raising)] == [["preflight", "build"]] * 2
 
 
-def test_a_large_model_is_described_without_its_weights(tiny: tuple[dict[str, Any], Path]) -> None:
-    answer = ask(tiny[1], model="llama3.2-1b", precision="bf16", device="cpu")
-    assert answer["facts"]["parameters"] == 1_235_814_400
-    assert answer["facts"]["method"] == "lora"
-    assert answer["peak_bytes"] < 2 * 1_235_814_400
-
-
-def test_the_facts_of_a_script(tiny: tuple[dict[str, Any], Path]) -> None:
-    facts = ask(tiny[1], script=f"{EXAMPLES / 'blocks.py'}:build", device="cpu")["facts"]
-    assert (facts["layers"], facts["parameters"], facts["model_type"]) == (3, 3 * 17 * 16, None)
-    assert (facts["method"], facts["precision"], facts["frozen_knobs"]) == ("full", "fp32", {})
-    assert facts["regions"] == {"layer": "blocks.*", "mlp": "blocks.*.mlp"}
-    assert len(facts["environment"]["workload"]) == 16
-
-
-def test_a_batch_that_does_not_grow_freezes_the_micro_batch(tiny: tuple[dict[str, Any], Path]) -> None:
-    facts = ask(tiny[1], script=f"{EXAMPLES / 'blocks.py'}:frozen", device="cpu")["facts"]
-    reason = "gives 8 samples a batch for ctx.micro_batch=2 and 8 for 4"
-    assert facts["frozen_knobs"].keys() == {"micro_batch"}
-    assert facts["frozen_knobs"]["micro_batch"].endswith(f"blocks.py:frozen {reason}")
-
-
-def test_a_wrong_script_is_the_users(tmp_path: Path) -> None:
-    answer = ask(tmp_path, script=f"{EXAMPLES / 'blocks.py'}:raises", device="cpu")
-    assert answer.get("fault") == "WorkloadError"
-    assert "blocks.py: raises: ValueError" in answer["message"]
-    assert answer["where"].startswith("blocks.py:")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU says")
+def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
+    large, asked = ask(request(tmp_path, model="llama2-7b"), request(tmp_path, model="tiny-llama", device="cuda"))
+    assert large == large | {
+        "fault": "MachineFault",
+        "message": "llama2-7b: needs a GPU, this machine has none (pass --device cpu to force it)",
+    }
+    assert asked == asked | {
+        "fault": "MachineFault",
+        "message": "device cuda: this machine has no GPU that torch can use (see nvidia-smi)",
+    }
 
 
 @pytest.mark.parametrize(

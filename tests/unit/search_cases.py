@@ -1,4 +1,4 @@
-"""Specs, facts and records for the tests of the search, and a whole study on a clock of its own."""
+"""Specs, facts and records for the tests of the search, and a whole study on a simulated clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from autocompile.records import (
     Telemetry,
     TrialRecord,
 )
-from autocompile.search import Ask, Finished, Measure, admissible, candidates, canonical, next_step
+from autocompile.search import Ask, Finished, Measure, Wait, admissible, candidates, canonical, next_step
 from autocompile.space import Config, parse_space
 from autocompile.spec import Budget, Device, Facts, Role, StudySpec, WorkloadSpec
 
@@ -133,10 +133,8 @@ def failed(
 def stopped(
     number: int, settings: Config, reason: str, *, role: Role = Role.SEARCH, seconds: float = 20.0
 ) -> TrialRecord:
-    why = Stopped(reason=reason, bound=seconds)
-    return TrialRecord(
-        number=number, role=role, state=State.FAIL, config=dict(settings), stopped=ended, seconds=seconds
-    )
+    update = {"state": State.FAIL, "stopped": Stopped(reason=reason, bound=seconds), "seconds": seconds}
+    return running(number, settings, role=role).model_copy(update=update)
 
 
 def running(number: int, settings: Config, *, role: Role = Role.SEARCH) -> TrialRecord:
@@ -173,29 +171,31 @@ def simulate(
     limit = study.budget.seconds
     while True:
         seen = [records[number] for number in sorted(records)]
-        step = next_step(study, known, seen, now)
+        step = next_step(study, known, seen, now) if len(ends) < n_slots else Wait()
         if isinstance(step, Ask):
             may = admissible(study, known, seen, now)
-            step = Measure(pick.choice([c for c in candidates(study, known) if may(c)]), Role.SEARCH, step.fidelity)
-        if isinstance(step, Measure) and len(ends) < n_slots:
-            number = len(records)
-            outcome, seconds = oracle(step.config, step.role)
-            cut = limit is not None and now + seconds > limit
-            n_cut += cut
-            end = limit if cut and limit is not None else now + seconds
-            records[number] = running(number, step.config, role=step.role)
-            ends[number] = (end, _told(number, step, None if cut else outcome, seconds=end - now))
-            continue
-        if isinstance(step, Finished):
-            assert not ends, "finished while a slice runs"
-            return Ended(step, tuple(seen), now, n_cut)
-        assert ends, f"{step} with nothing running"
-        number = min(ends, key=lambda n: ends[n][0])
-        now, records[number] = ends.pop(number)
+            shuffled = pick.sample(candidates(study, known), k=len(candidates(study, known)))
+            step = Measure(next(c for c in shuffled if may(c)), Role.SEARCH, step.fidelity)
+        match step:
+            case Measure(config=chosen, role=role):
+                number = len(records)
+                outcome, seconds = oracle(chosen, role)
+                cut = limit is not None and now + seconds > limit
+                n_cut += cut
+                end = limit if cut and limit is not None else now + seconds
+                records[number] = running(number, chosen, role=role)
+                ends[number] = (end, _told(records[number], None if cut else outcome, seconds=end - now))
+            case Finished():
+                assert not ends, "finished while a slice runs"
+                return Ended(step, tuple(seen), now, n_cut)
+            case _:
+                assert ends, f"{step} with nothing running"
+                number = min(ends, key=lambda n: ends[n][0])
+                now, records[number] = ends.pop(number)
 
 
-def _told(number: int, step: Measure, outcome: Outcome | None, *, seconds: float) -> TrialRecord:
-    record = running(number, step.config, role=step.role).model_copy(update={"seconds": seconds})
+def _told(record: TrialRecord, outcome: Outcome | None, *, seconds: float) -> TrialRecord:
+    record = record.model_copy(update={"seconds": seconds})
     if outcome is None:
         return record.model_copy(update={"state": State.FAIL, "stopped": Stopped(reason="budget", bound=seconds)})
     if isinstance(outcome, Failed):

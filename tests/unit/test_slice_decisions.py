@@ -52,9 +52,7 @@ DISGUISED = [
         pytest.param(OOM, FailureKind.OOM, id="plain out of memory"),
         pytest.param(nested(inductor(ValueError("x")), OOM), FailureKind.OOM, id="out of memory inside the compiler"),
         pytest.param(inductor(OOM), FailureKind.OOM, id="out of memory as inner exception"),
-        pytest.param(
-            inductor(InvalidCxxCompiler()), FailureKind.INFRASTRUCTURE, id="no compiler, wrapped by inductor"
-        ),
+        pytest.param(inductor(InvalidCxxCompiler()), FailureKind.INFRASTRUCTURE, id="no compiler, wrapped by inductor"),
         pytest.param(
             inductor(OSError(errno.ENOSPC, "No space left on device")), FailureKind.INFRASTRUCTURE, id="disk full"
         ),
@@ -65,7 +63,9 @@ DISGUISED = [
         ),
         pytest.param(FailOnRecompileLimitHit("Hard failure"), FailureKind.RECOMPILE_STORM, id="limit under fullgraph"),
         pytest.param(RecompileStorm("limit hit"), FailureKind.RECOMPILE_STORM, id="our own storm"),
-        pytest.param(Unsupported("Data-dependent branching", "", []), FailureKind.GRAPH_BREAK, id="break under fullgraph"),
+        pytest.param(
+            Unsupported("Data-dependent branching", "", []), FailureKind.GRAPH_BREAK, id="break under fullgraph"
+        ),
         pytest.param(
             RuntimeError("No viable backend for scaled_dot_product_attention was found."),
             FailureKind.BACKEND_UNSUPPORTED,
@@ -144,7 +144,9 @@ def failed(message: str, kind: FailureKind = FailureKind.UNKNOWN) -> Failed:
     [
         pytest.param([measured(1.0)], 0, id="one rank speaks for itself"),
         pytest.param([measured(1.0), measured(1.2)], 1, id="the slowest rank sets the pace"),
-        pytest.param([failed("Connection closed by peer"), failed("CUDA out of memory")], 1, id="cause before its echo"),
+        pytest.param(
+            [failed("Connection closed by peer"), failed("CUDA out of memory")], 1, id="cause before its echo"
+        ),
         pytest.param([failed("a"), failed("b")], 0, id="the earliest cause"),
         pytest.param([measured(1.0), failed("a")], 1, id="one failure fails all"),
         pytest.param([failed("Timed out waiting 15000ms")], 0, id="an echo alone is still a failure"),

@@ -235,6 +235,17 @@ def test_real_weights_are_loaded_when_asked(llama: str, tmp_path: Path, method: 
     assert any(value.dtype is torch.uint8 for value in model.parameters()) is (method == "qlora")
 
 
+def test_no_cache_is_built_whatever_the_config_says(llama: str) -> None:
+    """Guards on a cache's state recompile each layer until the limit."""
+    job = job_of(spec(llama))
+    assert job.model.config.use_cache is False
+    job.model.config.use_cache = True
+    outputs: list[Any] = []
+    job.model.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    job.loss(job.model, next(job.batches()))
+    assert outputs[0].get("cache", outputs[0].get("past_key_values")) is None
+
+
 def test_depth_limits_the_layers(llama: str) -> None:
     job = job_of(spec(llama), depth=2)
     assert len(modules_of(Setup(model=job.model, regions=job.regions), "layer")) == 2

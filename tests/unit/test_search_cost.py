@@ -1,0 +1,73 @@
+"""Predicted seconds: facts where there are any, else scaled from what compile was found to cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from autocompile.records import FailureKind
+from autocompile.search.cost import compile_seconds, confirm_seconds, costs, slice_seconds
+from autocompile.spec import Role
+from tests.unit.search_cases import CPU, EAGER, GRAPHS, LAYER, MODEL, config, facts, failed, measured, spec, stopped
+
+DYNAMIC = config(scope="layer", dynamic="true")
+AUTOTUNED = config(scope="layer", mode="max-autotune")
+SEEN = [measured(0, EAGER, 8000, seconds=30), measured(1, LAYER, 14000, seconds=45, cold_seconds=13)]
+
+
+@pytest.mark.parametrize(
+    ("known", "records", "settings", "seconds"),
+    [
+        pytest.param(facts(), [], EAGER, 0, id="eager compiles nothing"),
+        pytest.param(facts(), [], LAYER, 20, id="a layer on a GPU"),
+        pytest.param(facts(CPU), [], LAYER, 15, id="a layer on a CPU"),
+        pytest.param(facts(), [], MODEL, 180, id="a whole model of 32 layers"),
+        pytest.param(facts(layers=4), [], MODEL, 40, id="a whole model of 4 layers"),
+        pytest.param(facts(), [], config(scope="attention"), 14, id="attention alone"),
+        pytest.param(facts(), [], config(scope="*.q_proj"), 20, id="a pattern"),
+        pytest.param(facts(), SEEN, LAYER, 13, id="as observed"),
+        pytest.param(facts(), SEEN, config(scope="layer", micro_batch=16), 13, id="as observed at another micro-batch"),
+        pytest.param(facts(), SEEN, MODEL, 117, id="whole model from an observed layer"),
+        pytest.param(facts(), SEEN, GRAPHS, 13, id="CUDA graphs from an observed layer"),
+        pytest.param(facts(), SEEN, AUTOTUNED, 130, id="autotuning from an observed layer"),
+        pytest.param(facts(), SEEN, DYNAMIC, 78, id="dynamic shapes from an observed layer"),
+        pytest.param(
+            facts(),
+            [*SEEN, measured(2, MODEL, 14000, cold_seconds=100)],
+            config(scope="model", mode="max-autotune"),
+            1000,
+            id="from the nearest one observed",
+        ),
+    ],
+)
+def test_compile_seconds(known, records, settings, seconds):
+    assert compile_seconds(costs(spec(), known, records), settings) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("records", "settings", "seconds"),
+    [
+        pytest.param([], EAGER, 60, id="nothing seen"),
+        pytest.param([], LAYER, 80, id="nothing seen, and a compile"),
+        pytest.param(SEEN, LAYER, 45, id="as observed"),
+        pytest.param(SEEN[:1], LAYER, 50, id="the eager slice and a compile"),
+        pytest.param(SEEN[:1], config(scope="layer", fullgraph=True), 50, id="the same for a variant"),
+        pytest.param(SEEN[1:], EAGER, 32, id="a compiled slice without its compile"),
+        pytest.param(SEEN[:1], config(micro_batch=1), 30, id="a smaller micro-batch takes no less"),
+        pytest.param(SEEN[:1], config(micro_batch=16), 30 + 3 * 0.256 * 10, id="a larger one has longer steps"),
+        pytest.param([*SEEN, stopped(2, GRAPHS, "budget", seconds=99)], GRAPHS, 99, id="longer than what was cut"),
+        pytest.param([*SEEN, failed(2, GRAPHS, FailureKind.OOM, seconds=3)], GRAPHS, 43, id="a failure says nothing"),
+        pytest.param([measured(0, EAGER, 2048, seconds=None)], EAGER, 10, id="nobody watched it to its end"),
+    ],
+)
+def test_slice_seconds(records, settings, seconds):
+    assert slice_seconds(costs(spec(), facts(), records), settings) == pytest.approx(seconds)
+
+
+def test_a_fixed_global_batch_keeps_the_work_of_a_step():
+    study = spec(workload={"global_batch": 64})
+    assert slice_seconds(costs(study, facts(), SEEN[:1]), config(micro_batch=16)) == 30
+
+
+def test_a_confirmation_is_predicted_as_if_its_cache_were_cold():
+    warm = measured(2, LAYER, 14000, role=Role.CONFIRM, seconds=20)
+    assert confirm_seconds(costs(spec(), facts(), [*SEEN, warm]), LAYER) == 50

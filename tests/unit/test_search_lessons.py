@@ -1,0 +1,194 @@
+"""What a failure rules out, what it must not, and which skipped configs are worth telling."""
+
+from __future__ import annotations
+
+import pytest
+
+from autocompile.records import FailureKind
+from autocompile.search import derived, ruled_out
+from autocompile.spec import WorkloadSpec
+from tests.unit.search_cases import (
+    EAGER,
+    GRAPHS,
+    LAYER,
+    MODEL,
+    SMALL_SPACE,
+    config,
+    facts,
+    failed,
+    measured,
+    spec,
+    stopped,
+)
+
+K = FailureKind
+FULLGRAPH = config(scope="layer", fullgraph=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "other", "skipped"),
+    [
+        pytest.param(K.OOM, {"micro_batch": 16}, {"micro_batch": 32}, True, id="oom: a larger micro-batch"),
+        pytest.param(K.OOM, {"micro_batch": 16}, {"micro_batch": 8}, False, id="oom: not a smaller one"),
+        pytest.param(
+            K.OOM,
+            {"micro_batch": 16},
+            {"micro_batch": 16, "gradient_checkpointing": True},
+            False,
+            id="oom: checkpointing",
+        ),
+        pytest.param(K.OOM, {"micro_batch": 16}, {"micro_batch": 16, "scope": "layer"}, False, id="oom: another scope"),
+        pytest.param(
+            K.OOM, {"scope": "layer"}, {"scope": "layer", "fullgraph": True}, True, id="oom: what takes the same memory"
+        ),
+        pytest.param(
+            K.GRAPH_BREAK,
+            {"scope": "layer", "fullgraph": True},
+            {"scope": "layer", "fullgraph": True, "micro_batch": 1, "mode": "max-autotune"},
+            True,
+            id="graph break: every fullgraph of the scope",
+        ),
+        pytest.param(
+            K.GRAPH_BREAK,
+            {"scope": "layer", "fullgraph": True},
+            {"scope": "layer"},
+            False,
+            id="graph break: not without",
+        ),
+        pytest.param(
+            K.GRAPH_BREAK,
+            {"scope": "layer", "fullgraph": True},
+            {"scope": "attention", "fullgraph": True},
+            False,
+            id="graph break: not another scope",
+        ),
+        pytest.param(
+            K.BACKEND_UNSUPPORTED, {"sdpa": "cudnn"}, {"sdpa": "cudnn", "scope": "layer"}, True, id="backend: same mask"
+        ),
+        pytest.param(
+            K.BACKEND_UNSUPPORTED,
+            {"sdpa": "efficient", "scope": "model"},
+            {"sdpa": "efficient", "scope": "layer"},
+            False,
+            id="backend: a whole-model trace has another mask",
+        ),
+        pytest.param(K.BACKEND_UNSUPPORTED, {"sdpa": "cudnn"}, {"sdpa": "math"}, False, id="backend: another one"),
+        pytest.param(
+            K.BACKEND_UNSUPPORTED,
+            {"scope": "layer"},
+            {"scope": "layer", "micro_batch": 8},
+            True,
+            id="backend: the compiler",
+        ),
+        pytest.param(K.BACKEND_UNSUPPORTED, {"scope": "layer"}, {}, False, id="backend: not eager where the compiler"),
+        pytest.param(
+            K.RECOMPILE_STORM,
+            {"scope": "layer", "cache_size_limit": 64},
+            {"scope": "layer", "cache_size_limit": 8, "micro_batch": 1},
+            True,
+            id="storm: a lower limit",
+        ),
+        pytest.param(
+            K.RECOMPILE_STORM,
+            {"scope": "layer", "cache_size_limit": 8},
+            {"scope": "layer", "cache_size_limit": 64},
+            False,
+            id="storm: not a higher limit",
+        ),
+        pytest.param(
+            K.RECOMPILE_STORM, {"scope": "layer"}, {"scope": "layer", "dynamic": "true"}, False, id="storm: not dynamic"
+        ),
+        pytest.param(
+            K.COMPILE_TIMEOUT,
+            {"scope": "model"},
+            {"scope": "model", "mode": "max-autotune"},
+            True,
+            id="timeout: heavier",
+        ),
+        pytest.param(
+            K.COMPILE_TIMEOUT,
+            {"scope": "model", "mode": "max-autotune"},
+            {"scope": "model"},
+            False,
+            id="timeout: lighter",
+        ),
+        pytest.param(K.COMPILE_TIMEOUT, {"scope": "model"}, {"scope": "layer"}, False, id="timeout: another scope"),
+        pytest.param(
+            K.COMPILE_ERROR,
+            {"scope": "layer", "mode": "reduce-overhead", "gradient_checkpointing": True},
+            {"scope": "model", "mode": "max-autotune", "gradient_checkpointing": True, "micro_batch": 1},
+            True,
+            id="a pair known to fail: its kind",
+        ),
+        pytest.param(
+            K.OOM,
+            {"scope": "layer", "mode": "reduce-overhead", "gradient_checkpointing": True, "micro_batch": 16},
+            {"scope": "layer", "mode": "reduce-overhead", "gradient_checkpointing": True},
+            False,
+            id="a pair known to fail: not for want of memory",
+        ),
+        pytest.param(
+            K.COMPILE_ERROR, {"scope": "layer"}, {"scope": "layer", "micro_batch": 8}, False, id="other errors"
+        ),
+        pytest.param(K.HOST_OOM, {"micro_batch": 4}, {"micro_batch": 8}, False, id="host memory"),
+        pytest.param(
+            K.NUMERICS_MISMATCH, {"scope": "layer"}, {"scope": "layer", "mode": "max-autotune"}, False, id="losses"
+        ),
+    ],
+)
+def test_a_failure_rules_out_what_it_proves_and_nothing_else(kind, broken, other, skipped):
+    reason = ruled_out(config(**other), [failed(7, config(**broken), kind)], WorkloadSpec(model="tiny-llama"))
+    assert (reason is not None) is skipped
+    assert reason is None or "trial 7" in reason
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        pytest.param(stopped(0, LAYER, "budget"), id="ended by the budget"),
+        pytest.param(stopped(0, LAYER, "interrupted"), id="interrupted"),
+        pytest.param(stopped(0, LAYER, "lost"), id="lost with its coordinator"),
+        pytest.param(failed(0, LAYER, K.GPU_FAULT), id="the machine broke"),
+        pytest.param(
+            failed(0, LAYER, K.OOM).model_copy(update={"stopped": stopped(0, LAYER, "budget").stopped}), id="cut"
+        ),
+        pytest.param(measured(0, LAYER, 9000), id="measured"),
+    ],
+)
+def test_what_did_not_fail_by_itself_teaches_nothing(record):
+    assert ruled_out(config(scope="layer", micro_batch=16), [record], WorkloadSpec(model="tiny-llama")) is None
+
+
+def test_the_smallest_failure_counts():
+    records = [failed(0, config(micro_batch=16), K.OOM), failed(1, config(micro_batch=8), K.OOM)]
+    assert "trial 1" in (ruled_out(config(micro_batch=8), records, WorkloadSpec(model="tiny-llama")) or "")
+
+
+@pytest.mark.parametrize(
+    ("study", "records", "skipped"),
+    [
+        pytest.param(spec(), [measured(0, EAGER, 9000)], [], id="nothing failed"),
+        pytest.param(
+            spec(),
+            [measured(0, EAGER, 9000), failed(1, FULLGRAPH, K.GRAPH_BREAK)],
+            [],
+            id="a large space is not listed",
+        ),
+        pytest.param(spec(workload={"global_batch": 16}), [measured(0, EAGER, 9000)], [GRAPHS], id="a known trap"),
+        pytest.param(
+            spec(space=SMALL_SPACE),
+            [measured(0, EAGER, 9000), failed(1, LAYER, K.OOM)],
+            [config(scope="layer", micro_batch=8)],
+            id="a small space is listed",
+        ),
+    ],
+)
+def test_derived_lists_what_was_skipped_for_a_reason(study, records, skipped):
+    found = derived(study, facts(), records)
+    assert [entry.config for entry in found] == skipped
+    assert all(entry.source == "skipped" and entry.reason for entry in found)
+
+
+def test_derived_names_the_plain_compile_that_memory_did_not_hold():
+    records = [measured(0, EAGER, 9000), failed(1, config(scope="model", micro_batch=2), K.OOM)]
+    assert derived(spec(), facts(), records)[0].config == MODEL

@@ -1,0 +1,525 @@
+"""The next step, phase by phase."""
+
+from __future__ import annotations
+
+import pytest
+
+from autocompile.records import FailureKind, State
+from autocompile.search import (
+    Ask,
+    Finished,
+    Measure,
+    Wait,
+    abort_reason,
+    admissible,
+    candidates,
+    compile_deadline,
+    next_step,
+)
+from autocompile.search.canonical import trap
+from autocompile.spec import FULL_DEPTH, Grid, Paired, Role
+from tests.unit.search_cases import (
+    CPU,
+    EAGER,
+    GRAPHS,
+    LAYER,
+    MODEL,
+    SMALL_SPACE,
+    config,
+    facts,
+    failed,
+    measured,
+    running,
+    spec,
+    stopped,
+)
+
+K = FailureKind
+BASELINE = measured(0, EAGER, 8000, role=Role.BASELINE)
+EAGER_2, EAGER_8, EAGER_16 = (config(micro_batch=size) for size in (2, 8, 16))
+LAYER_2, LAYER_8, LAYER_16 = (config(scope="layer", micro_batch=size) for size in (2, 8, 16))
+GRAPHS_8 = config(scope="layer", mode="reduce-overhead", micro_batch=8)
+CHECKPOINTED = config(gradient_checkpointing=True)
+KNOWN_GOOD = [  # micro-batches do not gain, so all that is known to be good was measured
+    BASELINE,
+    measured(1, LAYER, 14000),
+    measured(2, GRAPHS, 13000),
+    measured(3, LAYER_8, 14100),
+    measured(4, EAGER_8, 8050, role=Role.BASELINE),
+    measured(5, EAGER_2, 7000, role=Role.BASELINE),
+    measured(6, LAYER_2, 12000),
+]
+
+
+def baseline(settings):
+    return Measure(settings, Role.BASELINE, FULL_DEPTH)
+
+
+def search(settings):
+    return Measure(settings, Role.SEARCH, FULL_DEPTH)
+
+
+def confirm(settings):
+    return Measure(settings, Role.CONFIRM, FULL_DEPTH)
+
+
+def out_of_memory(*sizes, **knobs):
+    return [failed(n, config(micro_batch=size, **knobs), K.OOM, role=Role.BASELINE) for n, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("study", "records", "step"),
+    [
+        pytest.param(spec(), [], baseline(EAGER), id="nothing measured"),
+        pytest.param(spec(), [running(0, EAGER, role=Role.BASELINE)], Wait(), id="the baseline runs"),
+        pytest.param(spec(pinned={"scope": "layer"}), [], baseline(EAGER), id="eager first though the scope is pinned"),
+        pytest.param(spec(pinned={"micro_batch": 16}), [], baseline(EAGER_16), id="at the pinned micro-batch"),
+        pytest.param(spec(seconds=1), [], baseline(EAGER), id="the baseline starts in the smallest budget"),
+        pytest.param(spec(), out_of_memory(4), baseline(EAGER_2), id="out of memory: half the micro-batch"),
+        pytest.param(spec(), out_of_memory(4, 2, 1), baseline(CHECKPOINTED), id="out of memory at 1: checkpointing"),
+        pytest.param(
+            spec(pinned={"micro_batch": 4}),
+            out_of_memory(4),
+            baseline(CHECKPOINTED),
+            id="pinned: checkpointing at once",
+        ),
+        pytest.param(
+            spec(pinned={"micro_batch": 4}),
+            [*out_of_memory(4), failed(1, CHECKPOINTED, K.OOM, role=Role.BASELINE)],
+            search(config(scope="layer", gradient_checkpointing=True)),
+            id="no eager config fits: compile may",
+        ),
+        pytest.param(
+            spec(), [failed(0, EAGER, K.HOST_OOM, role=Role.BASELINE)], baseline(EAGER), id="host memory: once more"
+        ),
+        pytest.param(
+            spec(),
+            [failed(n, EAGER, K.HOST_OOM, role=Role.BASELINE) for n in (0, 1)],
+            baseline(EAGER_2),
+            id="host memory twice: half the micro-batch",
+        ),
+        pytest.param(
+            spec(),
+            [failed(0, EAGER, K.GPU_FAULT, role=Role.BASELINE)],
+            baseline(EAGER),
+            id="a broken machine: once more",
+        ),
+        pytest.param(
+            spec(), [stopped(0, EAGER, "lost", role=Role.BASELINE)], baseline(EAGER), id="lost with its coordinator"
+        ),
+        pytest.param(
+            spec(),
+            [stopped(n, EAGER, "interrupted", role=Role.BASELINE) for n in range(3)],
+            baseline(EAGER),
+            id="interrupted ever again",
+        ),
+        pytest.param(
+            spec(), [*out_of_memory(4), running(1, EAGER_2, role=Role.BASELINE)], Wait(), id="the smaller baseline runs"
+        ),
+    ],
+)
+def test_eager_is_measured_before_all_else(study, records, step):
+    assert next_step(study, facts(), records, seconds_used=0) == step
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        pytest.param([failed(0, EAGER, K.WORKLOAD_ERROR, role=Role.BASELINE)], id="the workload itself is broken"),
+        pytest.param([failed(0, EAGER, K.HANG, role=Role.BASELINE)], id="eager hangs"),
+    ],
+)
+def test_a_study_whose_eager_training_does_not_work_ends(records):
+    step = next_step(spec(), facts(), records, seconds_used=0)
+    assert isinstance(step, Finished) and step.verdict.result == "none"
+
+
+@pytest.mark.parametrize(
+    ("known", "study", "records", "step"),
+    [
+        pytest.param(facts(), spec(), [BASELINE], search(LAYER), id="layers first"),
+        pytest.param(
+            facts(), spec(), [BASELINE, running(1, LAYER)], search(GRAPHS), id="CUDA graphs in the second slot"
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, running(1, LAYER), running(2, GRAPHS)],
+            baseline(EAGER_8),
+            id="larger eager batches in the third slot",
+        ),
+        pytest.param(
+            facts(CPU), spec(), [BASELINE, measured(1, LAYER, 14000)], search(LAYER_8), id="no graphs on a CPU"
+        ),
+        pytest.param(
+            facts(),
+            spec(workload={"global_batch": 32}),
+            [BASELINE, measured(1, LAYER, 14000)],
+            search(LAYER_8),
+            id="no graphs with accumulation",
+        ),
+        pytest.param(facts(), spec(), KNOWN_GOOD[:3], search(LAYER_8), id="a larger batch of the better one"),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, measured(1, LAYER, 9000), measured(2, GRAPHS, 13000)],
+            search(GRAPHS_8),
+            id="CUDA graphs are the better one",
+        ),
+        pytest.param(facts(), spec(), KNOWN_GOOD[:4], search(LAYER_2), id="no gain upwards: a smaller batch"),
+        pytest.param(
+            facts(), spec(), [*KNOWN_GOOD[:3], running(3, LAYER_8)], baseline(EAGER_8), id="eager climbs beside it"
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [*KNOWN_GOOD[:3], measured(3, LAYER_8, 15000), measured(4, EAGER_8, 9000)],
+            search(LAYER_16),
+            id="both go on while they gain",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [
+                *KNOWN_GOOD[:3],
+                measured(3, LAYER_8, 15000),
+                measured(4, EAGER_8, 9000),
+                measured(5, LAYER_16, 15100),
+            ],
+            baseline(EAGER_16),
+            id="eager goes on alone: its own best must be known",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [*KNOWN_GOOD[:3], failed(3, LAYER_8, K.OOM), measured(4, EAGER_8, 8050), measured(5, EAGER_2, 7000)],
+            search(LAYER_2),
+            id="no memory upwards: a smaller batch",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [*KNOWN_GOOD[:3], measured(3, LAYER_8, 20000, reserved_gib=135), measured(4, EAGER_8, 8050)],
+            search(LAYER_2),
+            id="tight memory is the end of the climb",
+        ),
+        pytest.param(
+            facts(),
+            spec(pinned={"scope": "attention"}),
+            [BASELINE],
+            search(config(scope="attention")),
+            id="the pinned scope where layers are not in the space",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, failed(1, LAYER, K.INFRASTRUCTURE)],
+            search(LAYER),
+            id="a machine fault is measured again",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, failed(1, LAYER, K.INFRASTRUCTURE), running(2, LAYER)],
+            search(GRAPHS),
+            id="the repeat runs",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, failed(1, LAYER, K.INFRASTRUCTURE), failed(2, LAYER, K.GPU_FAULT)],
+            search(GRAPHS),
+            id="only once",
+        ),
+        pytest.param(
+            facts(),
+            spec(),
+            [BASELINE, stopped(1, LAYER, "lost"), failed(2, LAYER, K.OOM)],
+            search(GRAPHS),
+            id="decided",
+        ),
+    ],
+)
+def test_what_is_known_to_be_good_comes_before_the_sampler(known, study, records, step):
+    assert next_step(study, known, records, seconds_used=0) == step
+
+
+def test_no_smaller_batch_where_a_larger_one_gained():
+    records = [*KNOWN_GOOD[:3], measured(3, LAYER_8, 15000), failed(4, LAYER_16, K.OOM)]
+    records += [measured(5, EAGER_8, 8050), measured(6, EAGER_2, 7000)]
+    assert next_step(spec(), facts(), records, seconds_used=0) not in (search(LAYER_2), search(LAYER_16))
+
+
+def test_the_climb_down_ends_with_the_first_batch_that_fits():
+    records = [BASELINE, failed(1, LAYER, K.OOM), failed(2, GRAPHS, K.OOM), *KNOWN_GOOD[4:6]]
+    assert next_step(spec(), facts(), records, 0) == search(LAYER_2)
+    assert next_step(spec(), facts(), [*records, measured(6, LAYER_2, 9000)], 0) == baseline(MODEL)
+
+
+def test_the_climb_does_not_walk_into_a_pair_known_to_fail():
+    study = spec(workload={"global_batch": 4})  # at micro-batch 2 it would accumulate, which CUDA graphs do not bear
+    records = [*KNOWN_GOOD[:2], measured(2, GRAPHS, 15000), KNOWN_GOOD[5]]
+    assert next_step(study, facts(), records, 0) == baseline(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("study", "seconds_used", "step"),
+    [
+        pytest.param(spec(), 0, baseline(MODEL), id="no limit"),
+        pytest.param(spec(seconds=1800), 200, baseline(MODEL), id="its compile is less than a third of what is left"),
+        pytest.param(spec(seconds=540), 230, Ask(FULL_DEPTH), id="its compile is more"),
+        pytest.param(spec(pinned={"scope": "layer"}), 0, Ask(FULL_DEPTH), id="the scope is pinned"),
+        pytest.param(spec(space=SMALL_SPACE), 0, baseline(MODEL), id="a baseline, so also outside the space"),
+    ],
+)
+def test_plain_compile_is_a_baseline_as_soon_as_the_budget_holds_it(study, seconds_used, step):
+    assert next_step(study, facts(), KNOWN_GOOD, seconds_used) == step
+
+
+DONE = [*KNOWN_GOOD, measured(7, MODEL, 14000, seconds=150, cold_seconds=117, role=Role.BASELINE)]
+LAYERS_ONLY = spec(space=SMALL_SPACE, seconds=540)  # its whole space is in DONE, so what follows is the confirmation
+
+
+@pytest.mark.parametrize(
+    ("study", "records", "step"),
+    [
+        pytest.param(spec(), DONE, Ask(FULL_DEPTH), id="no limit"),
+        pytest.param(spec(seconds=2000), DONE, Ask(FULL_DEPTH), id="budget left"),
+        pytest.param(spec(trials=9), DONE, Ask(FULL_DEPTH), id="a trial left"),
+        pytest.param(spec(trials=9), [*DONE, running(8, LAYER_16)], Wait(), id="the last trial runs"),
+        pytest.param(spec(trials=8), DONE, confirm(LAYER_8), id="no trial left"),
+        pytest.param(
+            spec(trials=9), [*DONE, failed(8, LAYER_16, K.GPU_FAULT)], search(LAYER_16), id="faults do not count"
+        ),
+        pytest.param(spec(trials=9), [*DONE, failed(8, LAYER_16, K.OOM)], confirm(LAYER_8), id="failed configs count"),
+        pytest.param(
+            spec(trials=9), [*DONE, failed(8, LAYER_16, K.HOST_OOM)], search(LAYER_16), id="a repeat is no other trial"
+        ),
+        pytest.param(spec(seconds=700), DONE, Ask(FULL_DEPTH), id="a slice and the round fit"),
+        pytest.param(spec(seconds=470), DONE, confirm(LAYER_8), id="only the round fits"),
+        pytest.param(LAYERS_ONLY, DONE, confirm(LAYER_8), id="nothing left in the space"),
+    ],
+)
+def test_the_sampler_is_asked_until_its_share_is_spent(study, records, step):
+    assert next_step(study, facts(), records, seconds_used=300 if study.budget.seconds else 0) == step
+
+
+def search_trials(n_trials, *, speed):
+    some = [c for c in candidates(spec(), facts()) if c["sdpa"] == "flash"][:n_trials]
+    return [measured(100 + n, c, speed(n)) for n, c in enumerate(some)]
+
+
+@pytest.mark.parametrize(
+    ("n_trials", "speed", "goes_on"),
+    [
+        pytest.param(20, lambda n: 100.0, True, id="twenty without a gain"),
+        pytest.param(31, lambda n: 100.0, False, id="thirty without a gain"),
+        pytest.param(31, lambda n: 20000.0 * 1.02**n, True, id="each gains"),
+    ],
+)
+def test_without_any_limit_a_study_ends_when_nothing_gains(n_trials, speed, goes_on):
+    step = next_step(spec(), facts(), [*DONE, *search_trials(n_trials, speed=speed)], seconds_used=0)
+    assert isinstance(step, Ask) is goes_on
+
+
+ROUND = [
+    measured(10, LAYER, 14000, role=Role.CONFIRM),
+    measured(11, EAGER_8, 8000, role=Role.CONFIRM),
+    measured(12, LAYER_8, 14100, role=Role.CONFIRM),
+    measured(13, EAGER, 7900, role=Role.CONFIRM),
+]
+SEARCHED = [
+    BASELINE,
+    measured(1, LAYER, 14000),
+    measured(2, LAYER_8, 14100),
+    measured(3, EAGER_8, 8050, role=Role.BASELINE),
+    measured(4, LAYER_2, 5000),
+    measured(5, EAGER_2, 7000, role=Role.BASELINE),
+    measured(6, MODEL, 14000, role=Role.BASELINE),
+]
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        pytest.param(SEARCHED, confirm(LAYER_8), id="the best first"),
+        pytest.param([*SEARCHED, ROUND[2]], confirm(EAGER_8), id="then eager at its own best batch"),
+        pytest.param([*SEARCHED, ROUND[2], ROUND[1]], confirm(LAYER), id="then the second"),
+        pytest.param(
+            [*SEARCHED, *ROUND[:3]], confirm(EAGER), id="then eager with the other knobs of the simpler winner"
+        ),
+        pytest.param([*SEARCHED, running(10, LAYER_8, role=Role.CONFIRM)], Wait(), id="one at a time, in turns"),
+        pytest.param([*SEARCHED, running(10, LAYER_2)], Wait(), id="not beside a search slice"),
+        pytest.param(
+            [*SEARCHED, stopped(10, LAYER_8, "lost", role=Role.CONFIRM)], confirm(LAYER_8), id="a lost one again"
+        ),
+        pytest.param(
+            [*SEARCHED, failed(10, LAYER_8, K.OOM, role=Role.CONFIRM)],
+            confirm(LAYER),
+            id="a finalist that fails here is none",
+        ),
+        pytest.param(
+            [*SEARCHED[:2], measured(2, LAYER_8, 11000), *SEARCHED[3:], *ROUND[:2]],
+            confirm(EAGER),
+            id="what is hopelessly slower is not confirmed",
+        ),
+    ],
+)
+def test_the_round_of_confirmations(records, step):
+    assert next_step(spec(space=SMALL_SPACE, seconds=600), facts(), records, seconds_used=250) == step
+
+
+@pytest.mark.parametrize(
+    ("records", "seconds_used"),
+    [
+        pytest.param([*SEARCHED, *ROUND], 400, id="the round is complete"),
+        pytest.param(SEARCHED, 500, id="the round does not fit"),
+        pytest.param([*SEARCHED, ROUND[0]], 540, id="its rest does not fit"),
+        pytest.param([*SEARCHED, *ROUND[:3]], 580, id="the twin does not fit"),
+        pytest.param(
+            [*SEARCHED, *ROUND[:3], failed(13, EAGER_2, K.OOM, role=Role.CONFIRM)], 400, id="the twin's memory is known"
+        ),
+        pytest.param([BASELINE], 600, id="the budget is spent"),
+        pytest.param([], 601, id="the budget was spent before anything was measured"),
+    ],
+)
+def test_finished(records, seconds_used):
+    step = next_step(spec(space=SMALL_SPACE, seconds=600), facts(), records, seconds_used)
+    assert isinstance(step, Finished)
+
+
+def test_a_lone_eager_measurement_is_not_confirmed():
+    step = next_step(spec(trials=1), facts(), [BASELINE], seconds_used=10)
+    assert isinstance(step, Finished) and not step.verdict.confirmed
+
+
+@pytest.mark.parametrize(
+    ("seconds_used", "allowed"),
+    [
+        pytest.param(0, {"layer", "none", "attention", "model"}, id="much time: all scopes"),
+        pytest.param(1500, {"layer", "none", "attention"}, id="less time: not what compiles longest"),
+        pytest.param(1690, set(), id="the rest is for the confirmations"),
+    ],
+)
+def test_admissible_is_what_the_budget_holds(seconds_used, allowed):
+    study = spec(seconds=1800)
+    may = admissible(study, facts(), DONE, seconds_used)
+    assert {c["scope"] for c in candidates(study, facts()) if may(c)} == allowed
+
+
+def test_a_long_compile_may_start_when_nothing_cheaper_is_untried():
+    pinned = {"scope": "layer", "mode": "max-autotune"}
+    records = [BASELINE, measured(1, config(**pinned), 14000, seconds=160, cold_seconds=130)]
+    heavy = config(**pinned, fullgraph=True)  # compiles for more than a third of the 345 s before the confirmations
+    assert admissible(spec(seconds=600, pinned=pinned), facts(), records, 30)(heavy)
+    assert not admissible(spec(seconds=600, pinned={"scope": "layer"}), facts(), records, 30)(heavy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "records"),
+    [
+        pytest.param(LAYER, DONE, id="tried"),
+        pytest.param(LAYER_16, [*DONE, running(8, LAYER_16)], id="running in another slot"),
+        pytest.param(config(scope="layer", cache_size_limit=64), DONE, id="not in the space"),
+        pytest.param(LAYER_16, [*DONE, failed(8, LAYER_8, K.OOM)], id="ruled out by a failure"),
+        pytest.param(
+            config(scope="layer", mode="reduce-overhead", gradient_checkpointing=True),
+            DONE,
+            id="known to fail: at last",
+        ),
+    ],
+)
+def test_not_admissible(settings, records):
+    assert not admissible(spec(), facts(), records, 0)(settings)
+
+
+def test_pairs_known_to_fail_get_one_try_when_all_else_is_tried():
+    study = spec(pinned={"scope": "layer", "gradient_checkpointing": True, "sdpa": "auto", "fullgraph": False})
+    usual = [c for c in candidates(study, facts()) if trap(c, study.workload) is None]
+    traps = [c for c in candidates(study, facts()) if trap(c, study.workload)]
+    records = [measured(n, c, 9000) for n, c in enumerate([config(gradient_checkpointing=True), *usual])]
+    assert not any(map(admissible(study, facts(), records[:-1], 0), traps))
+    assert all(map(admissible(study, facts(), records, 0), traps))
+    beside = [*records, running(90, traps[0])]
+    assert not any(map(admissible(study, facts(), beside, 0), traps))
+    after = [*records, failed(90, traps[0], K.COMPILE_ERROR)]
+    assert not any(map(admissible(study, facts(), after, 0), traps))
+
+
+@pytest.mark.parametrize(
+    ("study", "records", "seconds"),
+    [
+        pytest.param(spec(), DONE, 900, id="no budget"),
+        pytest.param(spec(seconds=7200), DONE, 900, id="a long budget"),
+        pytest.param(spec(seconds=400), [BASELINE], 300, id="nothing to confirm yet"),
+        pytest.param(spec(seconds=400), DONE, 300 - (4 * 35 * 1.1 + 5), id="less the time of a round"),
+        pytest.param(spec(seconds=110), DONE, 0, id="only the round's time is left"),
+    ],
+)
+def test_compile_deadline(study, records, seconds):
+    assert compile_deadline(study, facts(), records, 100) == pytest.approx(seconds)
+
+
+def machine_fault(number, **state):
+    return failed(number, config(micro_batch=number + 1), K.INFRASTRUCTURE, **state)
+
+
+@pytest.mark.parametrize(
+    ("records", "aborts"),
+    [
+        pytest.param([machine_fault(n) for n in range(2)], False, id="two faults"),
+        pytest.param([machine_fault(n) for n in range(3)], True, id="three faults"),
+        pytest.param([*(machine_fault(n) for n in range(3)), running(3, EAGER)], True, id="another slice runs"),
+        pytest.param([*(machine_fault(n) for n in range(3)), measured(3, EAGER, 9000)], False, id="it works again"),
+        pytest.param(
+            [machine_fault(0), failed(1, EAGER, K.OOM), machine_fault(2), machine_fault(3)], False, id="not in a row"
+        ),
+        pytest.param([stopped(n, EAGER, "lost") for n in range(3)], False, id="lost slices are no faults"),
+        pytest.param([failed(n, EAGER, K.OOM) for n in range(3)], False, id="the configs' own failures"),
+    ],
+)
+def test_three_machine_faults_in_a_row_abort(records, aborts):
+    reason = abort_reason(records)
+    assert (reason is not None) is aborts
+    assert reason is None or "infrastructure happened" in reason
+
+
+def test_grid_measures_every_config_once():
+    study = spec(space=SMALL_SPACE, plan=Grid())
+    records = []
+    while isinstance(step := next_step(study, facts(), records, 0), Measure):
+        assert step.role is Role.SEARCH
+        records.append(measured(len(records), step.config, 9000))
+    assert isinstance(step, Finished)
+    assert [r.config for r in records] == list(candidates(study, facts()))
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        pytest.param([], confirm(LAYER), id="the first"),
+        pytest.param([running(0, LAYER, role=Role.CONFIRM)], Wait(), id="in turns"),
+        pytest.param([measured(0, LAYER, 14000, role=Role.CONFIRM)], confirm(GRAPHS), id="the second"),
+        pytest.param([failed(0, LAYER, K.OOM, role=Role.CONFIRM)], confirm(GRAPHS), id="also after a failure"),
+        pytest.param([failed(0, LAYER, K.GPU_FAULT, role=Role.CONFIRM)], confirm(LAYER), id="a fault is repeated"),
+    ],
+)
+def test_paired_confirms_its_configs_and_nothing_else(records, step):
+    assert next_step(spec(plan=Paired(configs=(LAYER, GRAPHS))), facts(), records, 0) == step
+
+
+def test_paired_ends_after_one_round():
+    records = [measured(0, LAYER, 14000, role=Role.CONFIRM), measured(1, GRAPHS, 13000, role=Role.CONFIRM)]
+    step = next_step(spec(plan=Paired(configs=(LAYER, GRAPHS))), facts(), records, 0)
+    assert isinstance(step, Finished) and step.verdict.confirmed_by == (0, 1)
+
+
+def test_a_config_is_never_started_twice_beside_itself():
+    records = [BASELINE]
+    for number in range(1, 9):
+        step = next_step(spec(), facts(), records, 0)
+        if not isinstance(step, Measure):
+            break
+        assert step.config not in [r.config for r in records if r.state is State.RUNNING]
+        records.append(running(number, step.config, role=step.role))
+    assert len(records) > 3
