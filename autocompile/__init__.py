@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autocompile.api import tune
-    from autocompile.apply import apply, load
+    from autocompile.applied import apply
+    from autocompile.best_file import load
     from autocompile.tuner import StudyResult
     from autocompile.workloads.job import Context, Job
 
@@ -18,8 +19,8 @@ _HOMES = {
     "Context": "autocompile.workloads.job",
     "Job": "autocompile.workloads.job",
     "StudyResult": "autocompile.tuner",
-    "apply": "autocompile.apply",
-    "load": "autocompile.apply",
+    "apply": "autocompile.applied",
+    "load": "autocompile.best_file",
     "tune": "autocompile.api",
 }
 

@@ -1,10 +1,10 @@
 """The tree of errors that reach a user as one line, each with the exit code of the command.
 
-    AutocompileError
-    |-- NothingMeasured    1  a study ended without one usable measurement
-    |-- UserError          2  the input is wrong, or the study is in use elsewhere
-    |   `-- ConfigMismatch    a best-config file does not fit the model or machine it is applied to
-    `-- MachineError       3  this machine cannot do it: no GPU, no compiler, no disk
+AutocompileError
+|-- NothingMeasured    1  a study ended without one usable measurement
+|-- UserError          2  the input is wrong, or the study is in use elsewhere
+|   `-- ConfigMismatch    a best-config file does not fit the model or machine it is applied to
+`-- MachineError       3  this machine cannot do it: no GPU, no compiler, no disk
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def row(config: Config, records: Sequence[TrialRecord]) -> Row | None:
         tokens_per_second=median(measurement.tokens_per_second for measurement in found),
         step_seconds=median(measurement.step_seconds.median for measurement in found),
         peak_memory_bytes=max(peaks, default=None),
-        compile_seconds=max(measurement.compile.cold_seconds for measurement in found),
+        compile_seconds=max(one.compile.cold_seconds for kept, one in measured(records) if kept.config == dict(config)),
         trials=tuple(record.number for record, _ in runs),
         confirmed=runs[0][0].role is Role.CONFIRM,
         degraded=tuple(sorted({flag for measurement in found for flag in measurement.degraded})),

@@ -16,7 +16,7 @@ from autocompile.spec import Role, StudySpec
 
 _LONGEST_COMPILE_SECONDS = 900.0
 _LONGEST_COMPILE_SHARE = 1 / 3
-_ROUND_SLACK = 1.1
+_ROUND_SLACK = 1.05
 _ROUND_SLACK_SECONDS = 5.0
 
 

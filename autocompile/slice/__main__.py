@@ -5,6 +5,7 @@ It ends with its parent, which holds this process's standard input open.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import stat
@@ -29,9 +30,12 @@ REQUEST: TypeAdapter[SliceRequest] = TypeAdapter(SliceRequest)
 
 def main(folder: Path) -> None:
     _end_with_parent()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("autocompile").setLevel(logging.INFO)  # stages and their times, into the slice's log
     request = REQUEST.validate_json((folder / "request.json").read_text())
     with Reporter(folder) as reporter:
         answer = _answer(request, folder, reporter)
+        logging.getLogger("autocompile.slice").info("answered: %s", answer.type)
     write_aside(folder / "outcome.json", answer.model_dump_json())
 
 

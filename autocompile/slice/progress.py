@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -14,12 +15,15 @@ from autocompile.values import write_aside
 
 _PERIOD_SECONDS = 0.5
 
+log = logging.getLogger("autocompile.slice")
+
 
 class Reporter:
     """Owns ``progress.json`` of one slice; a context manager around a thread that rewrites it."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "progress.json"
+        self._began = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._rewrite, daemon=True)
         self.stage = Stage.BUILD
@@ -38,6 +42,7 @@ class Reporter:
 
     def enter(self, stage: Stage) -> None:
         self.stage = stage
+        log.info("%6.1f s: %s", time.monotonic() - self._began, stage)
         self._write()
 
     def stepped(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import time
 import warnings
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
 from autocompile.spec import MeasureRequest, accumulation, slice_plan
 from autocompile.workloads.job import Context, Job, prepare, trainable
 from autocompile.workloads.precision import resolved_precision, trained_dtype
+
+log = logging.getLogger("autocompile.slice")
 
 
 @dataclass
@@ -102,6 +105,7 @@ def _measured(run: _Run) -> Measurement:
     tokens = sum(job.tokens(batch) for batch in first)
     measurement = _measurement(run, step_seconds, tokens / step_seconds.median, setup_seconds)
     run.kernels = _profiled_kernels(stepper)
+    log.info("attention kernels: %s", ", ".join(run.kernels) or "none fused")
     return measurement.model_copy(update={"losses": tuple([*losses, *window_losses][:32])})
 
 

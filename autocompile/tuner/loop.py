@@ -15,8 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-import yaml
-
+from autocompile.best_file import save
 from autocompile.errors import MachineError
 from autocompile.executors import Executor
 from autocompile.records import (
@@ -49,7 +48,6 @@ from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_
 from autocompile.tuner.opening import write_study_files
 from autocompile.tuner.signals import signals
 from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told
-from autocompile.values import write_aside
 
 if TYPE_CHECKING:
     from autocompile.storage import Storage
@@ -201,9 +199,8 @@ class _Loop:
         study = self.study
         best = best_config(study.name, study.spec, study.facts, self._all())
         if best is not None:
-            text = yaml.safe_dump(best.model_dump(mode="json"), sort_keys=False)
             try:
-                write_aside(study.folder / "best.yaml", text)
+                save(best, study.folder / "best.yaml")
             except OSError as error:
                 raise MachineError(f"cannot write best.yaml: {error}") from error
         return best

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes
 import pytest
 import torch
 import torch._dynamo
@@ -89,8 +90,9 @@ def test_reduce_overhead_replays_cuda_graphs_and_default_does_not() -> None:
 
 def test_an_autotuned_mode_generates_other_code() -> None:
     # One kind of matrix product: each takes some ten seconds to tune.
-    plain = Seen(job("full"), scope="*.q_proj")
-    tuned = Seen(job("full"), scope="*.q_proj", mode="max-autotune-no-cudagraphs")
+    # A few matrix products, since each takes some ten seconds to tune; LoRA's thin ones are not left to cuBLAS.
+    plain = Seen(job(), scope="*.q_proj")
+    tuned = Seen(job(), scope="*.q_proj", mode="max-autotune-no-cudagraphs")
     assert hashes(plain.telemetry) != hashes(tuned.telemetry)
 
 
@@ -117,7 +119,7 @@ def test_cuda_graphs_with_checkpointing_run_or_fail_by_name() -> None:
 
 def test_four_bit_layers_compile_whole() -> None:
     made = job("qlora")
-    assert sum(type(module).__name__ == "Linear4bit" for module in made.model.modules()) == 14
+    assert sum(isinstance(module, bitsandbytes.nn.Linear4bit) for module in made.model.modules()) == 14
     seen = Seen(made, scope="layer", fullgraph=True)
     assert seen.telemetry.compile_applied == "all" and not seen.telemetry.graph_breaks
     assert seen.losses == pytest.approx(Seen(job("qlora")).losses, rel=0.02)

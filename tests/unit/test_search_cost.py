@@ -68,6 +68,14 @@ def test_a_fixed_global_batch_keeps_the_work_of_a_step():
     assert slice_seconds(costs(study, facts(), SEEN[:1]), config(micro_batch=16)) == 30
 
 
-def test_a_confirmation_is_predicted_as_if_its_cache_were_cold():
+def test_a_confirmation_has_a_longer_window_and_a_third_of_the_compile():
+    known = costs(spec(), facts(), SEEN)
+    expected = slice_seconds(known, LAYER) + 5 - compile_seconds(known, LAYER) * 2 / 3
+    assert confirm_seconds(known, LAYER) == pytest.approx(expected)
+    assert confirm_seconds(known, EAGER) == slice_seconds(known, EAGER) + 5
+
+
+def test_an_earlier_confirmation_does_not_shorten_the_prediction():
     warm = measured(2, LAYER, 14000, role=Role.CONFIRM, seconds=20)
-    assert confirm_seconds(costs(spec(), facts(), [*SEEN, warm]), LAYER) == 50
+    before, after = costs(spec(), facts(), SEEN), costs(spec(), facts(), [*SEEN, warm])
+    assert confirm_seconds(after, LAYER) == confirm_seconds(before, LAYER)

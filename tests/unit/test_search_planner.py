@@ -296,7 +296,7 @@ LAYERS_ONLY = spec(space=SMALL_SPACE, seconds=540)  # its whole space is in DONE
             spec(trials=9), [*DONE, failed(8, LAYER_16, K.HOST_OOM)], search(LAYER_16), id="a repeat is no other trial"
         ),
         pytest.param(spec(seconds=700), DONE, Ask(FULL_DEPTH), id="a slice and the round fit"),
-        pytest.param(spec(seconds=470), DONE, confirm(LAYER_8), id="only the round fits"),
+        pytest.param(spec(seconds=450), DONE, confirm(LAYER_8), id="only the round fits"),
         pytest.param(LAYERS_ONLY, DONE, confirm(LAYER_8), id="nothing left in the space"),
     ],
 )

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 import torch._dynamo
-import yaml
-from pydantic import ValidationError
 from torch import nn
 from torch._dynamo.utils import counters
 
-from autocompile.errors import ConfigMismatch, UserError
+from autocompile.best_file import load
+from autocompile.errors import ConfigMismatch
 from autocompile.knobs import Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import sdpa_kernels
@@ -76,19 +75,6 @@ class Applied:
         finally:
             handle.remove()
         return sdpa_kernels([event.name for event in profile.events() or []])
-
-
-def load(path: str | Path) -> BestConfig:
-    """Read a best-config file. Raises UserError with the file and the field for anything that is not one."""
-    try:
-        return BestConfig.model_validate(yaml.safe_load(Path(path).read_text()))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error
 
 
 def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied:
