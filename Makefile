@@ -34,4 +34,4 @@ lint: $(READY)
 	$(PYTHON) -m mypy
 
 test: lint
-	$(PYTHON) -m pytest -n $(WORKERS) tests/unit tests/contract tests/isolation tests/acceptance
+	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/contract tests/isolation tests/acceptance

@@ -10,6 +10,6 @@ from autocompile.knobs import checkpointing as checkpointing
 from autocompile.knobs import compilation as compilation
 
 # isort: on
-from autocompile.knobs.setup import REGISTRY, Setup, apply_config, default_regions
+from autocompile.knobs.setup import REGISTRY, NotApplicable, Setup, apply_config, default_regions
 
-__all__ = ["REGISTRY", "Setup", "apply_config", "default_regions"]
+__all__ = ["REGISTRY", "NotApplicable", "Setup", "apply_config", "default_regions"]

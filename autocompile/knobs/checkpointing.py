@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autocompile.knobs.setup import Setup, knob, modules_of
+from autocompile.knobs.setup import NotApplicable, Setup, knob, modules_of
 
 
 @knob("gradient_checkpointing")
@@ -24,7 +24,7 @@ def gradient_checkpointing(setup: Setup, on: bool) -> Setup:
         return setup.did("gradient_checkpointing", "off")
     layers = modules_of(setup, "layer")
     if not layers:
-        raise ValueError("gradient_checkpointing: this model has no repeated layers to checkpoint")
+        raise NotApplicable("gradient_checkpointing: this model has no repeated layers to checkpoint")
     for layer in layers.values():
         layer.forward = _checkpointed(layer)
     what = f"each of {len(layers)} layers, use_reentrant=False"

@@ -1,4 +1,8 @@
-"""What is compiled and how: mode, fullgraph, dynamic, the recompile limit, and last the scope, which compiles."""
+"""What is compiled and how: mode, fullgraph, dynamic, the recompile limit, and last the scope, which compiles.
+
+Dynamo is imported where it is used: its import fails in obscure ways where inductor's cache folder is broken, which
+the preflight is there to name.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo
 from torch import nn
 
-from autocompile.knobs.setup import CompiledGroup, Setup, knob, modules_of
+from autocompile.knobs.setup import CompiledGroup, NotApplicable, Setup, knob, modules_of
 
 
 @knob("mode")
 def mode(setup: Setup, name: str) -> Setup:
     """torch.compile takes a mode or options, not both; a mode is a set of options, so options it is."""
-    options = dict(torch._inductor.list_mode_options(name))
+    from torch._inductor import list_mode_options
+
+    options = dict(list_mode_options(name))
     return setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
 
 
@@ -37,9 +42,10 @@ def dynamic(setup: Setup, name: str) -> Setup:
 @knob("cache_size_limit")
 def cache_size_limit(setup: Setup, limit: int) -> Setup:
     """How many graphs one frame may have before it runs eager; torch's newer name is recompile_limit."""
-    torch._dynamo.config.recompile_limit = limit
-    accumulated: int = torch._dynamo.config.accumulated_recompile_limit
-    torch._dynamo.config.accumulated_recompile_limit = max(accumulated, limit)
+    from torch._dynamo import config
+
+    config.recompile_limit = limit
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, limit)
     return setup.did("cache_size_limit", str(limit))
 
 
@@ -47,13 +53,13 @@ def cache_size_limit(setup: Setup, limit: int) -> Setup:
 def scope(setup: Setup, name: str) -> Setup:
     """Compile the modules of this scope in place: keys, class and identity of every module stay.
 
-    Raises ValueError for a scope that this model has no modules for.
+    Raises NotApplicable for a scope that this model has no modules for.
     """
     if name == "none":
         return setup.did("scope", "nothing is compiled")
     modules = modules_of(setup, name)
     if not modules:
-        raise ValueError(f"scope {name}: no module of this model matches")
+        raise NotApplicable(f"scope {name}: no module of this model matches")
     groups = _compile_in_place(modules, name, setup.options)
     around = setup.checkpointing == "inside" and not _holds_layers(name)
     return setup.did(

@@ -13,6 +13,10 @@ from autocompile.knob_table import KnobValue, is_pattern
 from autocompile.space import Config
 
 
+class NotApplicable(Exception):
+    """This model has no part that the knob's value could act on."""
+
+
 @dataclass(kw_only=True)
 class CompiledGroup:
     """Equal modules that share one compiled frame; ``frame`` is the name dynamo reports for its graphs."""

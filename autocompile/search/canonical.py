@@ -128,7 +128,7 @@ def _enumerated(question: _Question) -> _Domain:
     spec, facts = question.spec, question.facts
     distinct: dict[Key, Config] = {}
     for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
-        if _divides(spec.workload, config):
+        if _divides(spec.workload, config) and _has_region(facts, config):
             distinct.setdefault(key(config), canonical(config))
     found = sorted(distinct.values(), key=lambda config: trap(config, spec.workload) is not None)
     return _Domain(
@@ -138,6 +138,11 @@ def _enumerated(question: _Question) -> _Domain:
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
         scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),
     )
+
+
+def _has_region(facts: Facts, config: Config) -> bool:
+    """A model without such a part cannot be compiled at this scope; where no region is known, nothing is ruled out."""
+    return not facts.regions or config["scope"] not in ("layer", "attention", "mlp") or config["scope"] in facts.regions
 
 
 def _divides(workload: WorkloadSpec, config: Config) -> bool:

@@ -19,9 +19,7 @@ from pydantic import TypeAdapter
 from autocompile.records import Answer, Failed, Stage
 from autocompile.slice.classify import classify
 from autocompile.slice.merge import RankOutcome, merge
-from autocompile.slice.preflight import preflight
 from autocompile.slice.progress import Reporter
-from autocompile.slice.rank import run_rank
 from autocompile.spec import MeasureRequest, PreflightRequest, SliceRequest
 from autocompile.values import write_aside
 
@@ -42,6 +40,8 @@ def main(folder: Path) -> None:
 def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
     match request:
         case MeasureRequest():
+            from autocompile.slice.rank import run_rank  # with dynamo, whose import needs a sound cache folder
+
             outcome = run_rank(request, reporter)
             rank = RankOutcome(rank=0, time=time.time(), outcome=outcome)
             write_aside(folder / "rank0.json", rank.model_dump_json())
@@ -51,6 +51,8 @@ def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
 
 
 def _facts(request: PreflightRequest, reporter: Reporter) -> Answer:
+    from autocompile.slice.preflight import preflight
+
     reporter.enter(Stage.PREFLIGHT)
     try:
         return preflight(request, reporter.enter)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from autocompile.knobs import NotApplicable
 from autocompile.records import Failure, FailureKind, Stage
 from autocompile.slice.measure import RecompileStorm
 from autocompile.slice.parity import NumericsMismatch
@@ -104,7 +105,7 @@ _FULLGRAPH = r"found no compiled frames|Graph break under|fullgraph=True"
 # The order matters: what the machine did comes before what the config did, memory before the compiler's wrappers.
 _RULES = (
     _Rule(FailureKind.NUMERICS_MISMATCH, _classed(NumericsMismatch.__name__)),
-    _Rule(FailureKind.WORKLOAD_ERROR, _classed(WorkloadError.__name__)),
+    _Rule(FailureKind.WORKLOAD_ERROR, _classed(WorkloadError.__name__, NotApplicable.__name__)),
     _Rule(FailureKind.INFRASTRUCTURE, _classed(MachineFault.__name__)),
     _Rule(FailureKind.INFRASTRUCTURE, _says(_NO_COMPILER), "no_compiler"),
     _Rule(FailureKind.INFRASTRUCTURE, _says(_BROKEN_CACHE), "cache_folder"),
@@ -138,10 +139,13 @@ _RULES = (
 )
 
 
+_OURS = (MachineFault, NotApplicable, NumericsMismatch, RecompileStorm, WorkloadError)  # their text is the message
+
+
 def _failure(kind: FailureKind, seen: _Seen, *, stage: Stage, where: str | None, subkind: str | None) -> Failure:
     name = type(seen.error).__name__
     first = next((line.strip() for line in seen.text.splitlines() if line.strip()), "")
-    plain = isinstance(seen.error, MachineFault | WorkloadError | RecompileStorm | NumericsMismatch)
+    plain = isinstance(seen.error, _OURS)
     message = first if plain else f"{name}: {first}" if first else name
     return Failure(kind=kind, stage=stage, message=message[:_MESSAGE_LENGTH], subkind=subkind, where=where)
 

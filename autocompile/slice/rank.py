@@ -141,7 +141,7 @@ def _stepper(run: _Run, batches: Iterator[list[object]], optimizer: torch.optim.
     def step() -> torch.Tensor:
         if run.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
-        return job.train_step(job.model, next(batches), optimizer)
+        return job.train_step(job.model, next(batches), optimizer).detach().clone()  # a CUDA graph owns its output
 
     return Stepper(step=step, watch=run.observer, device=run.device, stepped=run.reporter.stepped)
 

@@ -47,10 +47,10 @@ from autocompile.tuner.events import Clock, Event, Interrupted, StudyResult, Tic
 from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_folder
 from autocompile.tuner.opening import write_study_files
 from autocompile.tuner.signals import signals
-from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told
+from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told, with_headroom
 
 if TYPE_CHECKING:
-    from autocompile.storage import Storage
+    from autocompile.storage import Storage, StoredStudy
 
 TICK_SECONDS = 0.5
 SAVE_SECONDS = 5.0
@@ -83,12 +83,8 @@ def tune(  # noqa: PLR0913  each is a seam that a test or another front end repl
     clock = clock or WallClock()
     began = clock.now() if began is None else began
     with storage.hold(name):
-        storage.mend(name)
-        storage.set_budget(name, spec.budget)
-        stored = storage.load(name)
-        assert stored is not None
+        stored = _brought_up_to_date(storage, name, spec)
         write_study_files(folder, spec, stored.facts)
-        records = storage.records(name)
         loop = _Loop(
             study=_Study(name=name, spec=spec, facts=stored.facts, folder=folder, slots=tuple(slots)),
             storage=storage,
@@ -98,19 +94,18 @@ def tune(  # noqa: PLR0913  each is a seam that a test or another front end repl
             watch=watch,
             used_before=stored.used_seconds,
             began=began,
-            saved=began,
-            records={record.number: record for record in records},
-            free=list(range(len(slots))),
-            first_number=1 + max((record.number for record in records), default=-1),
+            records={record.number: record for record in storage.records(name)},
         )
         with signals(loop.ended) as caught:
-            try:
-                loop.take_over()
-                found = loop.run(caught)
-            finally:
-                loop.wind_down()
-                best = loop.write_best()
-        return loop.result(found, best)
+            return loop.run_to_the_end(caught)
+
+
+def _brought_up_to_date(storage: Storage, name: str, spec: StudySpec) -> StoredStudy:
+    storage.mend(name)
+    storage.set_budget(name, spec.budget)
+    stored = storage.load(name)
+    assert stored is not None
+    return stored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,12 +153,27 @@ class _Loop:
     watch: Callable[[Event], None]
     used_before: float
     began: float
-    saved: float
     records: dict[int, TrialRecord]
-    free: list[int]
-    first_number: int
+    saved: float = field(init=False)
+    free: list[int] = field(init=False)
+    first_number: int = field(init=False)
     running: dict[int, _Running] = field(default_factory=dict)
     ended: SimpleQueue[_Ended | None] = field(default_factory=SimpleQueue)  # None: a signal came
+
+    def __post_init__(self) -> None:
+        self.saved = self.began
+        self.free = list(range(len(self.study.slots)))
+        self.first_number = 1 + max(self.records, default=-1)
+
+    def run_to_the_end(self, caught: Sequence[int]) -> StudyResult:
+        """Whatever ends it, nothing runs afterwards and best.yaml holds what is known."""
+        try:
+            self.take_over()
+            found = self.run(caught)
+        finally:
+            self.wind_down()
+            best = self.write_best()
+        return self.result(found, best)
 
     def take_over(self) -> None:
         """Close what an earlier coordinator left open: told where the answer is complete, else lost."""
@@ -214,7 +224,7 @@ class _Loop:
             records=records,
             derived=derived(study.spec, study.facts, records),
             verdict=found,
-            used_seconds=self._used(),
+            used_seconds=self.used_before + self.saved - self.began,  # as the storage has it
             total_seconds=study.spec.budget.seconds,
             best=best,
         )
@@ -305,7 +315,8 @@ class _Loop:
             answer = machine_failure("the executor broke, see its traceback")
         deadline = running.request.deadline_seconds
         seconds = self.clock.now() - running.began
-        self._keep(told(running.record, answer, seconds=seconds, deadline_seconds=deadline))
+        record = told(running.record, answer, seconds=seconds, deadline_seconds=deadline)
+        self._keep(with_headroom(record, self.study.spec, self.study.facts))
         self._save_seconds()
 
     def _abandon(self, why: Stopped) -> None:

@@ -13,6 +13,7 @@ import yaml
 from autocompile.errors import MachineError, UserError
 from autocompile.executors import Executor
 from autocompile.records import Failed, FailureKind
+from autocompile.search import candidates
 from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
 from autocompile.tuner.folders import copy_seed, seed_folder
 from autocompile.values import write_aside
@@ -57,6 +58,8 @@ def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Fa
 
     UserError with the differing fields where it is another study, or the same one on another machine.
     """
+    if not candidates(spec, facts):
+        raise UserError("the search space holds no config: no micro-batch of it divides the global batch")
     name = name or study_name(spec, facts)
     stored = storage.load(name)
     if stored is None:

@@ -19,7 +19,8 @@ from autocompile.records import (
     Stopped,
     TrialRecord,
 )
-from autocompile.spec import FULL_DEPTH
+from autocompile.search import tight_memory
+from autocompile.spec import FULL_DEPTH, Facts, StudySpec
 
 COMPILE_SECONDS = 900.0
 SLICE_SECONDS = COMPILE_SECONDS + 600.0  # generous time to build, warm up, measure and check
@@ -59,6 +60,16 @@ def told(running: TrialRecord, outcome: Outcome, *, seconds: float | None, deadl
             state = State.FAIL if failure.kind.blames_machine else State.PRUNED
             update |= {"state": state, "outcome": outcome}
     return running.model_copy(update=update)
+
+
+def with_headroom(record: TrialRecord, spec: StudySpec, facts: Facts) -> TrialRecord:
+    """Flagged where it left less of the device's memory free than the study asks for, which a slice cannot know."""
+    found = record.outcome
+    if not isinstance(found, Measured) or not tight_memory(spec, facts, found.measurement):
+        return record
+    degraded = (*found.measurement.degraded, "tight_memory")
+    measurement = found.measurement.model_copy(update={"degraded": degraded})
+    return record.model_copy(update={"outcome": found.model_copy(update={"measurement": measurement})})
 
 
 def stopped(running: TrialRecord, why: Stopped, *, seconds: float | None) -> TrialRecord:

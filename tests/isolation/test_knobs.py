@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(600)  # the first test waits for all cases to compile
+
 PROBE = Path(__file__).parent / "knob_probe.py"
 REPOSITORY = Path(__file__).parents[2]
 

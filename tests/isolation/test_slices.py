@@ -1,0 +1,131 @@
+"""Real slices in real processes: what is measured, what each fault is called, and that telemetry comes along."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from autocompile.executors.local import LocalExecutor
+from autocompile.knob_table import KnobValue
+from autocompile.records import Failed, Measured, Outcome
+from autocompile.space import defaults
+from autocompile.spec import Fidelity, MeasureRequest, Method, Precision, Role, WorkloadSpec
+from autocompile.tuner.folders import copy_seed
+
+FAULTS = Path(__file__).parents[1] / "workload_examples" / "faults.py"
+
+
+@pytest.fixture
+def measure(tmp_path: Path, inductor_seed: Path):
+    """Run one slice with these knobs, from a cache that holds no compiled code."""
+
+    def run(workload: WorkloadSpec, **knobs: KnobValue) -> Outcome:
+        cache = tmp_path / "cache"
+        copy_seed(inductor_seed, cache)
+        (tmp_path / "slice").mkdir()
+        request = MeasureRequest(
+            workload=workload.model_copy(update={"device": "cpu", "precision": Precision.FP32}),
+            config={**defaults(), "micro_batch": 2, **knobs},
+            role=Role.SEARCH,
+            fidelity=Fidelity(layers=2),
+            seed=0,
+            devices=(),
+            deadline_seconds=240,
+            cache_folder=str(cache),
+        )
+        answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
+        assert isinstance(answer, Measured | Failed)
+        return answer
+
+    return run
+
+
+def llama(method: Method, **fields) -> WorkloadSpec:
+    return WorkloadSpec(model="tiny-llama", method=method, sequence_length=32, **fields)
+
+
+def script(fault: str) -> WorkloadSpec:
+    return WorkloadSpec(script=f"{FAULTS}:build", options={"fault": fault})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("method", "graphs"),
+    [
+        pytest.param(Method.FULL, 1, id="full"),
+        pytest.param(Method.LORA, 2, id="lora: the first layer's input needs no gradient"),
+        pytest.param(Method.QLORA, 2, id="qlora"),
+    ],
+)
+def test_each_method_is_compiled_per_layer(measure, method: Method, graphs: int) -> None:
+    outcome = measure(llama(method), scope="layer", fullgraph=True)
+    assert isinstance(outcome, Measured), outcome
+    measurement, telemetry = outcome.measurement, outcome.telemetry
+    assert (telemetry.compile_applied, telemetry.graphs, telemetry.mask) == ("all", graphs, "none")
+    assert [region.modules for region in telemetry.regions] == [2]
+    assert telemetry.sdpa_kernels == ("_scaled_dot_product_flash_attention_for_cpu",)
+    assert measurement.compile.cache == "cold" and measurement.compile.seconds > 0
+    assert measurement.tokens_per_second == pytest.approx(2 * 32 / measurement.step_seconds.median)
+    assert not measurement.degraded and not telemetry.recompiles_in_window
+
+
+def test_a_global_batch_is_kept_by_accumulation(measure) -> None:
+    outcome = measure(llama(Method.FULL, global_batch=8))
+    assert isinstance(outcome, Measured)
+    assert outcome.measurement.tokens_per_second == pytest.approx(8 * 32 / outcome.measurement.step_seconds.median)
+
+
+@pytest.mark.parametrize(
+    ("fault", "knobs", "kind"),
+    [
+        pytest.param("index", {"scope": "layer"}, "recompile_storm", id="limit hit, silently eager"),
+        pytest.param("index", {"scope": "layer", "fullgraph": True}, "recompile_storm", id="limit hit, fullgraph"),
+        pytest.param(
+            "sizes",
+            {"scope": "layer", "dynamic": "false", "cache_size_limit": 2},
+            "recompile_storm",
+            id="a size too many",
+        ),
+        pytest.param("branch", {"scope": "layer", "fullgraph": True}, "graph_break", id="branch on data, fullgraph"),
+        pytest.param("out of memory", {}, "oom", id="out of memory in warm-up"),
+        pytest.param("nan", {}, "numerics_mismatch", id="a loss that is not a number"),
+        pytest.param("wrong when compiled", {"scope": "layer"}, "numerics_mismatch", id="another function compiled"),
+        pytest.param("", {"scope": "*.nothing"}, "workload_error", id="a pattern that matches nothing"),
+    ],
+)
+def test_a_fault_has_its_name_and_keeps_its_telemetry(
+    measure, fault: str, knobs: dict[str, KnobValue], kind: str
+) -> None:
+    outcome = measure(script(fault), **knobs)
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.failure.kind == kind, outcome.failure
+    assert outcome.telemetry.environment["torch"]
+    if kind == "graph_break":
+        assert outcome.failure.where is not None and "faults.py:" in outcome.failure.where
+    if kind == "recompile_storm":
+        assert outcome.telemetry.graphs and outcome.telemetry.recompiles
+    if fault == "index":
+        assert any("index" in recompile.guard for recompile in outcome.telemetry.recompiles)
+
+
+def test_a_break_without_fullgraph_is_measured_and_flagged(measure) -> None:
+    outcome = measure(script("branch"), scope="layer")
+    assert isinstance(outcome, Measured), outcome
+    assert "graph_breaks" in outcome.measurement.degraded
+    assert "faults.py:" in outcome.telemetry.graph_breaks[0].where
+
+
+def test_eager_training_of_the_same_script_works(measure) -> None:
+    outcome = measure(script("index"))
+    assert isinstance(outcome, Measured)
+    assert (outcome.telemetry.compile_applied, outcome.measurement.unit) == ("none", "samples")
+
+
+@pytest.mark.parametrize("scope", ["none", "attention"])
+def test_an_attention_kernel_that_cannot_run_is_named(measure, scope: str) -> None:
+    outcome = measure(llama(Method.FULL), scope=scope, sdpa="efficient")
+    assert isinstance(outcome, Failed)
+    assert outcome.failure.kind == "backend_unsupported", outcome.failure
