@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from autocompile.api import tune
     from autocompile.applied import apply
     from autocompile.best_file import load
+    from autocompile.errors import ConfigMismatch
     from autocompile.tuner import StudyResult
     from autocompile.workloads.job import Context, Job
 
 __version__ = "0.1.0"
-__all__ = ["Context", "Job", "StudyResult", "__version__", "apply", "load", "tune"]
+__all__ = ["ConfigMismatch", "Context", "Job", "StudyResult", "__version__", "apply", "load", "tune"]
 
 _HOMES = {
+    "ConfigMismatch": "autocompile.errors",
     "Context": "autocompile.workloads.job",
     "Job": "autocompile.workloads.job",
     "StudyResult": "autocompile.tuner",

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch import nn
-from torch._dynamo.utils import counters
 
 from autocompile.best_file import load
 from autocompile.errors import ConfigMismatch
-from autocompile.knobs import Setup, apply_config, default_regions
+from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
-from autocompile.slice.telemetry import sdpa_kernels
+from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
 from autocompile.spec import BestConfig, Method
 
 log = logging.getLogger("autocompile")
@@ -25,10 +24,10 @@ log = logging.getLogger("autocompile")
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """What one step really used: calls per compiled group, graphs, attention kernels, and what did not fit."""
+    """What ran: calls and graphs of each compiled group, attention kernels, and what did not fit."""
 
     calls: Mapping[str, int]
-    graphs: int
+    graphs: Mapping[str, int]
     sdpa_kernels: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -40,22 +39,22 @@ class Applied:
     applied: Mapping[str, str]
     yours: Mapping[str, str]
     setup: Setup
-    sequence_length: int
+    sequence_length: int | None  # None: a script's own samples, which need not be sequences
 
     def check(self, step: Callable[[], Any] | None = None) -> Check:
-        """After a training step: which regions ran compiled. With ``step`` one more is run under the profiler.
+        """After a training step: which regions were called and compiled, and which attention kernel they run.
 
-        Warns about regions that were never called (``loss`` must call the model it is given), graphs missing, and a
-        sequence length that is not the study's.
+        The kernel is read from the compiled code. With ``step`` one more is run under the profiler, which also sees
+        attention that runs eager, and lengths where nothing is compiled. Warns about regions that were never called
+        (``loss`` must call the model it is given) or not compiled, and about a sequence length that is not the study's.
         """
-        seen_lengths: set[int] = set()
-        kernels = self._profiled(step, seen_lengths) if step else ()
+        seen_lengths = {length for group in self.setup.groups for length in group.lengths}
+        kernels = self._profiled(step, seen_lengths) if step else compiled_sdpa_kernels()
         calls = {group.name: group.calls for group in self.setup.groups}
-        graphs = counters["stats"]["unique_graphs"]
+        graphs = graphs_of(self.setup)
         found = [f"{name} was never called, so it runs eager" for name, n in calls.items() if n == 0]
-        if self.setup.groups and not graphs:
-            found.append("nothing was compiled yet: check after the first step")
-        if seen_lengths - {self.sequence_length}:
+        found += [f"{name} was called but not compiled" for name, n in calls.items() if n and not graphs[name]]
+        if self.sequence_length is not None and seen_lengths - {self.sequence_length}:
             lengths = ", ".join(str(length) for length in sorted(seen_lengths))
             found.append(f"sequence length {lengths}: the study measured {self.sequence_length}")
         for text in found:
@@ -89,19 +88,25 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
             raise ConfigMismatch(f"{path}: {message}")
         log.warning("%s: %s", path, message)
     _warn_if_used(model)
-    setup = apply_config(Setup(model=model, regions=default_regions(model)), best.config)
+    regions = best.workload.regions or default_regions(model)
+    try:
+        setup = apply_config(Setup(model=model, regions=regions), best.config)
+    except NotApplicable as error:
+        raise ConfigMismatch(f"{path}: {error}") from error
     yours = {**setup.yours, **_script_settings(best)}
     log.warning("autocompile: left to your script: %s", "; ".join(yours.values()))
-    return Applied(applied=setup.applied, yours=yours, setup=setup, sequence_length=best.made_for.sequence_length)
+    length = best.made_for.sequence_length if best.workload.spec.script is None else None
+    return Applied(applied=setup.applied, yours=yours, setup=setup, sequence_length=length)
 
 
 def _script_settings(best: BestConfig) -> dict[str, str]:
     made_for, workload = best.made_for, best.workload
+    shapes = f"sequences of {made_for.sequence_length}, all of one length, mask {workload.spec.mask}"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
-        "precision": f"train in {workload.precision}",
+        "precision": f"train in {workload.precision}, with TF32 off",
         "optimizer": f"use fused {workload.spec.optimizer}",
-        "sequence_length": f"the study measured sequences of {made_for.sequence_length}, mask {workload.spec.mask}",
+        "sequence_length": f"the study measured {shapes}",
         "parallel": f"the study measured parallel={made_for.parallel}",
     }
 

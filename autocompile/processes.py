@@ -47,8 +47,9 @@ class Tree:
         """Kill whatever is left of the tree and collect the child. Harmless when repeated."""
         deadline = time.monotonic() + END_SECONDS
         while left := members(self._process.pid, self._mark):
-            for pid in left:
-                _kill(pid)
+            for number in (signal.SIGSTOP, signal.SIGKILL):  # first nobody forks any more, then all go
+                for pid in left:
+                    _send(pid, number)
             if time.monotonic() > deadline:
                 break
             self.wait(0.01)
@@ -120,6 +121,6 @@ def _has_mark(pid: int, mark: str) -> bool:
         return False
 
 
-def _kill(pid: int) -> None:
+def _send(pid: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
 from autocompile.knob_table import KnobValue
-from autocompile.space import Config
 from autocompile.spec import Facts, Fidelity, Role
 from autocompile.values import Value
 
@@ -241,11 +239,3 @@ class Verdict(Value):
     speedup_vs_plain_compile: float | None = None
     break_even_steps: int | None = None
     confirmed_by: tuple[int, ...] = ()
-
-
-def same_config(left: Config, right: Config) -> bool:
-    return dict(left) == dict(right)
-
-
-def with_role(records: Sequence[TrialRecord], *roles: Role) -> list[TrialRecord]:
-    return [record for record in records if record.role in roles]

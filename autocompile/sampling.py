@@ -18,11 +18,11 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autocompile.knob_table import KnobValue
-from autocompile.records import State, TrialRecord, with_role
+from autocompile.records import State, TrialRecord
 from autocompile.search.canonical import canonical, key
 from autocompile.search.objective import objective
 from autocompile.space import Choices, Config, Parameter, SearchSpace, Traits, choose
-from autocompile.spec import Facts, Grid, Role, Search, StudySpec, traits
+from autocompile.spec import Facts, Role, Search, StudySpec, traits
 
 N_STARTUP_TRIALS = 8  # few: the known-good configs come first and teach as well as random ones
 N_ASKS = 20
@@ -40,7 +40,7 @@ def suggest(
 
     Tried is what any baseline, probe or search trial has or had, whatever became of it.
     """
-    told = with_role(records, Role.BASELINE, Role.PROBE, Role.SEARCH)
+    told = [record for record in records if record.role is not Role.CONFIRM]
     tried = {key(record.config) for record in told}
     untried = {key(config): config for config in candidates if key(config) not in tried}
     seed = spec.seed + len(records)
@@ -53,7 +53,7 @@ def suggest(
     left = [config for config in untried.values() if admissible(config)]
     if not left:
         return None
-    in_order = isinstance(spec.plan, Grid) or (isinstance(spec.plan, Search) and spec.plan.sampler == "grid")
+    in_order = isinstance(spec.plan, Search) and spec.plan.sampler == "grid"
     return left[0] if in_order else random.Random(seed).choice(left)
 
 
@@ -128,10 +128,9 @@ def _trial(spec: StudySpec, walk: _Walk, record: TrialRecord) -> FrozenTrial | N
 
 
 def _value(spec: StudySpec, record: TrialRecord) -> float | None:
-    if spec.planned_tokens is None or record.value is None or record.measurement is None:
+    if record.value is None or record.measurement is None:
         return record.value
-    full_depth = record.measurement.model_copy(update={"tokens_per_second": record.value})
-    return objective(full_depth, spec.planned_tokens)
+    return objective(spec, record.measurement, full_depth=record.value)
 
 
 def _tight(record: TrialRecord) -> dict[str, float] | None:

@@ -108,7 +108,7 @@ Plan: TypeAlias = Annotated[Search | Grid | Paired, Field(discriminator="type")]
 
 
 class StudySpec(Value):
-    """One study. ``budget``, ``planned_tokens`` and ``cache_root`` are no part of its identity."""
+    """One study. ``budget``, the planned run (in tokens or in steps) and ``cache_root`` are no part of its identity."""
 
     workload: WorkloadSpec
     space: SearchSpace
@@ -118,11 +118,26 @@ class StudySpec(Value):
     seed: int = 0
     budget: Budget = Budget()
     planned_tokens: int | None = Field(default=None, ge=1)
+    planned_steps: int | None = Field(default=None, ge=1)  # of one global batch each
     cache_root: str | None = None
+
+    @model_validator(mode="after")
+    def _one_length(self) -> StudySpec:
+        if self.planned_tokens is not None and self.planned_steps is not None:
+            raise ValueError("give at most one of planned_tokens and planned_steps")
+        if self.planned_steps is not None and self.workload.global_batch is None:
+            raise ValueError("planned_steps needs workload.global_batch, since a step is one global batch")
+        return self
+
+    def tokens_of_run(self, tokens_per_step: float) -> int | None:
+        """Length of the planned run, given what one of its steps holds; None where no run is planned."""
+        if self.planned_steps is None:
+            return self.planned_tokens
+        return max(1, round(self.planned_steps * tokens_per_step))
 
     def identity(self) -> dict[str, Any]:
         """What makes this study another than one of the same name, as plain JSON."""
-        return self.model_dump(mode="json", exclude={"budget", "planned_tokens", "cache_root"})
+        return self.model_dump(mode="json", exclude={"budget", "planned_tokens", "planned_steps", "cache_root"})
 
     def hash(self) -> str:
         return digest(self.identity())
@@ -193,7 +208,7 @@ class Facts(Value):
     model_type: str | None = None
     method: Method = Method.FULL
     precision: Precision = Precision.FP32
-    regions: dict[str, str] = {}  # scope name -> fnmatch pattern on dotted module names
+    regions: dict[str, str] | None = None  # scope name -> fnmatch pattern on module names; None: nobody looked
     frozen_knobs: dict[str, str] = {}  # knob -> why this workload does not let it vary
     free_memory_bytes: int | None = None
 
@@ -217,11 +232,16 @@ def traits(spec: StudySpec, facts: Facts) -> Traits:
     }
 
 
-def accumulation(workload: WorkloadSpec, config: Config) -> int:
+def gradient_accumulation(workload: WorkloadSpec, config: Config) -> int:
     """Micro-batches per optimizer step, one rank; 1 where no global batch is given."""
     if workload.global_batch is None:
         return 1
     return workload.global_batch // int(config["micro_batch"])
+
+
+def major_minor(version: str | None) -> str | None:
+    """``2.13`` of ``2.13.0+cu130``: the part of a version that a best config depends on."""
+    return ".".join(version.split("+")[0].split(".")[:2]) if version else None
 
 
 class Expected(Value):
@@ -263,6 +283,7 @@ class BestWorkload(Value):
     gradient_accumulation: int
     precision: str
     spec: WorkloadSpec
+    regions: dict[str, str] | None = None  # of a user's script, which may name its own
 
 
 class BestConfig(Value):

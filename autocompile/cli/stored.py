@@ -30,7 +30,7 @@ def load_study(storage: Storage, name: str) -> Study:
     """The stored study; UserError with the nearest names where there is none."""
     from autocompile.report import Study
     from autocompile.search import derived, verdict
-    from autocompile.space import nearest
+    from autocompile.values import nearest
 
     stored = storage.load(name)
     if stored is None:

@@ -25,7 +25,8 @@ def sdpa(setup: Setup, name: str) -> Setup:
 
     The context is entered inside the module's forward, hence inside whatever traces or recomputes it: around the
     model's forward it is gone when non-reentrant checkpointing recomputes, and outside a compiled region it is baked
-    into the graph without a guard. Process-wide flags are the fallback for models without an attention region.
+    into the graph without a guard. A wrapper around the module serves any model's attention, so it stands in for
+    transformers' AttentionInterface too. Process-wide flags are the fallback for models without an attention region.
     inductor's disk cache does not know the choice (pytorch#185449), hence the tag.
     """
     torch.compiler.config.cache_key_tag = f"sdpa={name}"

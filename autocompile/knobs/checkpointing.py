@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autocompile.knobs.setup import NotApplicable, Setup, knob, modules_of
+from autocompile.knobs.setup import Setup, knob, modules_of
 
 
 @knob("gradient_checkpointing")
@@ -20,11 +20,11 @@ def gradient_checkpointing(setup: Setup, on: bool) -> Setup:
     forward it is the same for every scope and version: within the graph of a compiled layer or model, and around
     the graphs of a compiled attention or mlp.
     """
+    if getattr(setup.model, "is_gradient_checkpointing", False):
+        setup.model.gradient_checkpointing_disable()  # type: ignore[operator]  # else it would be done twice, or still
     if not on:
         return setup.did("gradient_checkpointing", "off")
     layers = modules_of(setup, "layer")
-    if not layers:
-        raise NotApplicable("gradient_checkpointing: this model has no repeated layers to checkpoint")
     for layer in layers.values():
         layer.forward = _checkpointed(layer)
     what = f"each of {len(layers)} layers, use_reentrant=False"

@@ -6,24 +6,33 @@ the preflight is there to name.
 
 from __future__ import annotations
 
+import itertools
 import types
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from autocompile.knobs.setup import CompiledGroup, NotApplicable, Setup, knob, modules_of
+from autocompile.knob_table import CUDA_GRAPH_MODES
+from autocompile.knobs.setup import CompiledGroup, Setup, knob, modules_of
 
 
 @knob("mode")
 def mode(setup: Setup, name: str) -> Setup:
-    """torch.compile takes a mode or options, not both; a mode is a set of options, so options it is."""
+    """torch.compile takes a mode or options, not both; a mode is a set of options, so options it is.
+
+    With CUDA graphs an output lives until the next step, which the script has to mark (torch.compiler documentation).
+    """
     from torch._inductor import list_mode_options
 
     options = dict(list_mode_options(name))
-    return setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
+    setup = setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
+    if name not in CUDA_GRAPH_MODES:
+        return setup
+    steps = "call torch.compiler.cudagraph_mark_step_begin() before each step and clone a loss you keep"
+    return replace(setup, yours={**setup.yours, "cuda_graphs": steps})
 
 
 @knob("fullgraph")
@@ -41,25 +50,20 @@ def dynamic(setup: Setup, name: str) -> Setup:
 
 @knob("cache_size_limit")
 def cache_size_limit(setup: Setup, limit: int) -> Setup:
-    """How many graphs one frame may have before it runs eager; torch's newer name is recompile_limit."""
-    from torch._dynamo import config
+    """How many graphs one frame may have before it runs eager; torch's newer name is recompile_limit.
 
-    config.recompile_limit = limit
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, limit)
-    return setup.did("cache_size_limit", str(limit))
+    It is the whole process's, so it is set where something is compiled and not for an eager config.
+    """
+    return setup.did("cache_size_limit", str(limit), recompile_limit=limit)
 
 
 @knob("scope")
 def scope(setup: Setup, name: str) -> Setup:
-    """Compile the modules of this scope in place: keys, class and identity of every module stay.
-
-    Raises NotApplicable for a scope that this model has no modules for.
-    """
+    """Compile the modules of this scope in place: keys, class and identity of every module stay."""
     if name == "none":
         return setup.did("scope", "nothing is compiled")
     modules = modules_of(setup, name)
-    if not modules:
-        raise NotApplicable(f"scope {name}: no module of this model matches")
+    _set_recompile_limit(setup.recompile_limit)
     groups = _compile_in_place(modules, name, setup.options)
     around = setup.checkpointing == "inside" and not _holds_layers(name)
     return setup.did(
@@ -70,8 +74,24 @@ def scope(setup: Setup, name: str) -> Setup:
     )
 
 
+def _set_recompile_limit(limit: int) -> None:
+    from torch._dynamo import config
+
+    config.recompile_limit = limit
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, limit)
+
+
 def _holds_layers(name: str) -> bool:
     return name in ("model", "layer")
+
+
+_CALLS_LOOKED_AT = 256
+
+
+def _sequence_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """The second dimension of a call's first tensor that has one: (batch, sequence, ...)."""
+    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() >= 2)
+    return {tensor.shape[1] for tensor in itertools.islice(tensors, 1)}
 
 
 @dataclass
@@ -84,7 +104,13 @@ class _CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.group.calls += 1
+        if self.group.calls <= _CALLS_LOOKED_AT:
+            self.group.lengths |= _sequence_lengths(args, kwargs)
         return self.compiled(self.module, *args, **kwargs)
+
+
+# Never the same name twice in a process: dynamo remembers by file, line and name which sizes turned out to vary.
+_NUMBERS = itertools.count()
 
 
 def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -92,7 +118,7 @@ def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_in_place(
-    modules: dict[str, nn.Module], scope: str, options: dict[str, Any] | Any
+    modules: dict[str, nn.Module], scope: str, options: Mapping[str, Any]
 ) -> tuple[CompiledGroup, ...]:
     """One compiled frame per group of equal modules.
 
@@ -103,13 +129,15 @@ def _compile_in_place(
     by_kind: dict[Hashable, dict[str, nn.Module]] = {}
     for name, module in modules.items():
         by_kind.setdefault(_kind(module), {})[name] = module
-    groups = []
-    for number, members in enumerate(by_kind.values()):
-        frame = f"autocompile_region_{number}"
+    groups: list[CompiledGroup] = []
+    for members in by_kind.values():
+        frame = f"autocompile_region_{next(_NUMBERS)}"
         code = _region.__code__.replace(co_name=frame, co_qualname=frame)
         compiled = torch.compile(types.FunctionType(code, globals(), frame), **options)
         kind = type(next(iter(members.values()))).__name__
-        group = CompiledGroup(name=f"{scope}:{kind}", frame=frame, modules=tuple(members))
+        alike = sum(group.name.split("#")[0] == f"{scope}:{kind}" for group in groups)
+        name = f"{scope}:{kind}#{alike + 1}" if alike else f"{scope}:{kind}"
+        group = CompiledGroup(name=name, frame=frame, modules=tuple(members))
         for module in members.values():
             module._compiled_call_impl = _CompiledCall(module, compiled, group)
         groups.append(group)

@@ -25,6 +25,7 @@ class CompiledGroup:
     frame: str
     modules: tuple[str, ...]
     calls: int = 0  # counted where a module is called from outside a graph
+    lengths: set[int] = field(default_factory=set)  # of the sequences in the first of these calls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,7 @@ class Setup:
     model: nn.Module
     regions: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of torch.compile
+    recompile_limit: int = 8
     groups: tuple[CompiledGroup, ...] = ()
     applied: Mapping[str, str] = field(default_factory=dict)
     yours: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +65,11 @@ def knob(name: str) -> Callable[[KnobFunction], KnobFunction]:
 
 
 def apply_config(setup: Setup, config: Config) -> Setup:
-    """Apply every knob, in the registry's order whatever the config's."""
+    """Apply every knob, in the registry's order whatever the config's. Raises NotApplicable with nothing changed."""
+    if config["scope"] != "none" and not modules_of(setup, config["scope"]):
+        raise NotApplicable(f"scope {config['scope']}: no module of this model matches")
+    if config["gradient_checkpointing"] and not modules_of(setup, "layer"):
+        raise NotApplicable("gradient_checkpointing: this model has no repeated layers to checkpoint")
     for name, function in REGISTRY.items():
         setup = function(setup, config[name])
     return setup

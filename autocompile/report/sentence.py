@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autocompile.records import Result, Verdict
-from autocompile.report.study import Row, Study, row
+from autocompile.report.study import Row, Study, row, runs_of
 from autocompile.report.words import duration, gib, rate, tokens
 
 ALLOWANCE = "a fixed allowance of 3 % between processes until repeated blocks replace it"
@@ -61,12 +61,17 @@ def _memory(study: Study, best: Row) -> list[str]:
 
 def _planned(study: Study, best: Row) -> list[str]:
     """With a planned run the verdict's ratios are of the whole run, compile included."""
-    planned, ratio = study.spec.planned_tokens, study.verdict.speedup_vs_best_eager
+    planned, ratio = _planned_tokens(study, best), study.verdict.speedup_vs_best_eager
     if planned is None:
         return []
     seconds = best.compile_seconds + planned / best.tokens_per_second
-    run = f"your {tokens(planned)} tokens: {duration(seconds)}"
+    run = f"your {tokens(planned)} {best.unit}: {duration(seconds)}"
     return [f"{run} instead of {duration(seconds * ratio)}" if ratio is not None else run]
+
+
+def _planned_tokens(study: Study, best: Row) -> int | None:
+    _, measurement = runs_of(best.config, study.records)[0]
+    return study.spec.tokens_of_run(measurement.tokens_per_second * measurement.step_seconds.median)
 
 
 def _tie(verdict: Verdict) -> str:
@@ -83,6 +88,6 @@ def _ratio(verdict: Verdict) -> str:
 def _eager(study: Study, best: Row | None) -> list[str]:
     if best is None:
         return []
-    planned = study.spec.planned_tokens
-    run = [f"your {tokens(planned)} tokens: {duration(planned / best.tokens_per_second)}"] if planned else []
+    planned = _planned_tokens(study, best)
+    run = [f"your {tokens(planned)} {best.unit}: {duration(planned / best.tokens_per_second)}"] if planned else []
     return [f"eager has {rate(best.tokens_per_second)} {best.unit}/s", *_memory(study, best), *run]

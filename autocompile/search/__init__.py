@@ -3,7 +3,6 @@
 from autocompile.search.best import best_config
 from autocompile.search.canonical import candidates, canonical
 from autocompile.search.history import tight_memory
-from autocompile.search.lessons import ruled_out
 from autocompile.search.objective import objective
 from autocompile.search.planner import (
     Ask,
@@ -34,7 +33,6 @@ __all__ = [
     "derived",
     "next_step",
     "objective",
-    "ruled_out",
     "tight_memory",
     "verdict",
 ]

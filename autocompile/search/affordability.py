@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from autocompile.search.canonical import candidates, compiled_scopes, eager_twin, in_space, is_eager, key
+from autocompile.search.canonical import candidates, compiled_scopes, without_compile, in_space, is_eager, key
 from autocompile.search.cost import compile_seconds, confirm_seconds, slice_seconds
 from autocompile.search.history import History
-from autocompile.search.lessons import against
+from autocompile.search.lessons import reason_against
 from autocompile.search.rounds import finalists
 from autocompile.space import Config
 from autocompile.spec import Role, StudySpec
@@ -63,7 +63,7 @@ class Means:
             else:
                 rivals.append(self._rival(starting))
         longest = sorted(rivals, reverse=True)[:2]
-        seconds = sum(own for own, _ in longest) + eager + max((twin for _, twin in longest), default=0.0)
+        seconds = sum(own for own, _ in longest) + eager + max((extra for _, extra in longest), default=0.0)
         return seconds * _ROUND_SLACK + _ROUND_SLACK_SECONDS
 
     @cached_property
@@ -93,9 +93,9 @@ class Means:
         return [self._rival(config) for config in (*self._finalists, *self._coming) if not is_eager(config)]
 
     def _rival(self, config: Config) -> tuple[float, float]:
-        """Seconds of this compiled config's turn, and of its eager twin's where that has none of its own."""
-        twin = eager_twin(config)
-        extra = 0.0 if twin in self._eager else confirm_seconds(self.history.costs, twin)
+        """Seconds of this compiled config's turn, and of the same without compile where that has no turn of its own."""
+        plain = without_compile(config)
+        extra = 0.0 if plain in self._eager else confirm_seconds(self.history.costs, plain)
         return confirm_seconds(self.history.costs, config), extra
 
     @cached_property
@@ -114,4 +114,4 @@ class Means:
 
 def is_open(history: History, config: Config) -> bool:
     """Neither tried nor pointless."""
-    return key(config) not in history.trials and against(history.lessons, config) is None
+    return key(config) not in history.trials and reason_against(history.lessons, config) is None

@@ -19,7 +19,8 @@ from autocompile.spec import (
     MadeFor,
     Role,
     StudySpec,
-    accumulation,
+    gradient_accumulation,
+    major_minor,
 )
 
 _RESULTS: dict[Result, Literal["win", "tie", "loss"]] = {
@@ -49,9 +50,10 @@ def best_config(name: str, spec: StudySpec, facts: Facts, records: Sequence[Tria
         made_for=_made_for(spec, facts),
         workload=BestWorkload(
             micro_batch=micro_batch(config),
-            gradient_accumulation=accumulation(spec.workload, config),
+            gradient_accumulation=gradient_accumulation(spec.workload, config),
             precision=str(facts.precision),
             spec=spec.workload,
+            regions=facts.regions if spec.workload.script else None,
         ),
     )
 
@@ -74,15 +76,11 @@ def _expected(history: History, config: Config, confirmed_by: Sequence[int]) -> 
 def _made_for(spec: StudySpec, facts: Facts) -> MadeFor:
     return MadeFor(
         gpu=facts.environment.get("gpu", facts.devices[0].name),
-        torch=_major_minor(facts.environment.get("torch")) or "unknown",
-        triton=_major_minor(facts.environment.get("triton")),
+        torch=major_minor(facts.environment.get("torch")) or "unknown",
+        triton=major_minor(facts.environment.get("triton")),
         method=str(facts.method),
         model_type=facts.model_type,
         parallel=spec.workload.parallel,
         world_size=spec.workload.gpus_per_trial,
         sequence_length=spec.workload.sequence_length,
     )
-
-
-def _major_minor(version: str | None) -> str | None:
-    return ".".join(version.split("+")[0].split(".")[:2]) if version else None

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
 from autocompile.space import Config, configs, default_config
-from autocompile.spec import Facts, StudySpec, WorkloadSpec, accumulation, traits
+from autocompile.spec import Facts, StudySpec, WorkloadSpec, gradient_accumulation, traits
 
 Key: TypeAlias = tuple[KnobValue, ...]
 
@@ -35,8 +35,8 @@ def is_eager(config: Config) -> bool:
     return config.get("scope", KNOBS["scope"].default) == "none"
 
 
-def eager_twin(config: Config) -> dict[str, KnobValue]:
-    """The same training without compile."""
+def without_compile(config: Config) -> dict[str, KnobValue]:
+    """The same training, eager."""
     return canonical({**config, "scope": "none"})
 
 
@@ -44,15 +44,12 @@ def micro_batch(config: Config) -> int:
     return int(config["micro_batch"])
 
 
-def trap(config: Config, workload: WorkloadSpec) -> str | None:
+def known_to_fail(config: Config) -> str | None:
     """The pair of settings in this config that is known to fail, in words; None if there is none."""
-    graphs = config["mode"] in CUDA_GRAPH_MODES and not is_eager(config)
-    if graphs and config["gradient_checkpointing"]:
+    if _records_graphs(config) and config["gradient_checkpointing"]:
         return "CUDA graphs with gradient checkpointing"  # pytorch#154306: replay finds freed inputs
     if config["sdpa"] == "flash" and config["scope"] == "model":
         return "forced flash attention in a whole-model trace"  # it materialises the causal mask, flash takes none
-    if graphs and accumulation(workload, config) > 1:
-        return "CUDA graphs with gradient accumulation"  # pytorch#96693: gradients are overwritten between steps
     return None
 
 
@@ -99,7 +96,7 @@ def settings(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
 class _Domain:
     configs: tuple[Config, ...]
     keys: frozenset[Key]
-    eager_keys: frozenset[Key]  # the twins of all, since eager is what all is compared with
+    eager_keys: frozenset[Key]  # all of them without compile, which is what they are compared with
     micro_batches: tuple[int, ...]
     scopes: tuple[str, ...]  # without none
 
@@ -128,21 +125,33 @@ def _enumerated(question: _Question) -> _Domain:
     spec, facts = question.spec, question.facts
     distinct: dict[Key, Config] = {}
     for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
-        if _divides(spec.workload, config) and _has_region(facts, config):
+        if _divides(spec.workload, config) and _has_regions(facts, config) and _keeps_gradients(spec.workload, config):
             distinct.setdefault(key(config), canonical(config))
-    found = sorted(distinct.values(), key=lambda config: trap(config, spec.workload) is not None)
+    found = sorted(distinct.values(), key=lambda config: known_to_fail(config) is not None)
     return _Domain(
         configs=tuple(found),
         keys=frozenset(distinct),
-        eager_keys=frozenset(key(eager_twin(config)) for config in found),
+        eager_keys=frozenset(key(without_compile(config)) for config in found),
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
         scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),
     )
 
 
-def _has_region(facts: Facts, config: Config) -> bool:
-    """A model without such a part cannot be compiled at this scope; where no region is known, nothing is ruled out."""
-    return not facts.regions or config["scope"] not in ("layer", "attention", "mlp") or config["scope"] in facts.regions
+def _has_regions(facts: Facts, config: Config) -> bool:
+    """A model without such a part cannot be compiled at this scope, one without layers cannot checkpoint them."""
+    if facts.regions is None:
+        return True
+    needed = {config["scope"]} & {"layer", "attention", "mlp"} | ({"layer"} if config["gradient_checkpointing"] else set())
+    return needed <= facts.regions.keys()
+
+
+def _keeps_gradients(workload: WorkloadSpec, config: Config) -> bool:
+    """Graph replay may overwrite a gradient that is still accumulated, without an error (pytorch#96693)."""
+    return not _records_graphs(config) or gradient_accumulation(workload, config) == 1
+
+
+def _records_graphs(config: Config) -> bool:
+    return config["mode"] in CUDA_GRAPH_MODES and not is_eager(config)
 
 
 def _divides(workload: WorkloadSpec, config: Config) -> bool:

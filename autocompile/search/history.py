@@ -19,7 +19,7 @@ from autocompile.spec import FULL_DEPTH, Facts, Paired, Role, StudySpec
 class Score:
     """A record that counts, with its objective."""
 
-    value: float
+    objective: float
     record: TrialRecord
 
     @property
@@ -74,7 +74,7 @@ class History:
 
     @cached_property
     def lessons(self) -> Lessons:
-        return lessons(self.spec.workload, self.records)
+        return lessons(self.records)
 
     @cached_property
     def costs(self) -> Costs:
@@ -94,7 +94,7 @@ class History:
         measurement = record.measurement
         assert measurement is not None
         cold = measurement.compile.model_copy(update={"cold_seconds": self.cold_seconds[key(record.config)]})
-        return objective(measurement.model_copy(update={"compile": cold}), self.spec.planned_tokens)
+        return objective(self.spec, measurement.model_copy(update={"compile": cold}))
 
     @property
     def _full_depth(self) -> list[TrialRecord]:
@@ -104,7 +104,7 @@ class History:
     def _scores(self, attempts: dict[Key, list[TrialRecord]]) -> tuple[Score, ...]:
         latest = [records[-1] for records in attempts.values()]
         scores = [Score(self.objective(record), record) for record in latest if self._may_win(record)]
-        return tuple(sorted(scores, key=lambda score: -score.value))
+        return tuple(sorted(scores, key=lambda score: -score.objective))
 
     def _may_win(self, record: TrialRecord) -> bool:
         """What a plain whole-model compile reaches is for comparison only where the space does not hold it."""

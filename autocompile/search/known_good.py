@@ -9,7 +9,7 @@ from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import (
     canonical,
     compiled_scopes,
-    eager_twin,
+    without_compile,
     in_space,
     is_eager,
     key,
@@ -17,10 +17,10 @@ from autocompile.search.canonical import (
     micro_batch,
     settings,
     starting_point,
-    trap,
+    known_to_fail,
 )
 from autocompile.search.history import History, is_over, tight_memory
-from autocompile.search.lessons import against
+from autocompile.search.lessons import reason_against
 from autocompile.space import Config, default_config
 from autocompile.spec import Facts, StudySpec, traits
 
@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (FailureKind.OOM, FailureKind.HOST_OOM)
 
 def baselines(spec: StudySpec, facts: Facts) -> list[Config]:
     """Eager at the default micro-batch, and what to try in turn while memory does not suffice."""
-    start = eager_twin(starting_point(spec, facts))
+    start = without_compile(starting_point(spec, facts))
     checkpointed = {**start, "gradient_checkpointing": True}
     starts = [start, *([checkpointed] if checkpointed != start and in_space(spec, facts, checkpointed) else [])]
     return [
@@ -54,7 +54,7 @@ def plain_compile(history: History) -> Config | None:
         return None
     kept = {name: base(history)[name] for name in ("micro_batch", "gradient_checkpointing", "sdpa")}
     config = canonical({**kept, "scope": "model"})
-    return None if trap(config, history.spec.workload) else config
+    return None if known_to_fail(config) else config
 
 
 def first_compiled(history: History) -> list[Config]:
@@ -73,8 +73,8 @@ def first_compiled(history: History) -> list[Config]:
 
 def climbs(history: History) -> list[Config]:
     """The next micro-batches to measure, of the better known-good config and of eager, smaller ones first."""
-    usual = [config for config in first_compiled(history) if trap(config, history.spec.workload) is None]
-    values = {score.key: score.value for score in history.searched}
+    usual = [config for config in first_compiled(history) if known_to_fail(config) is None]
+    values = {score.key: score.objective for score in history.searched}
     started = [config for config in usual if key(config) in history.trials]
     starts = [base(history)]
     if started and all(is_over(history.trials[key(config)]) for config in started):
@@ -109,13 +109,13 @@ def _next_micro_batch(history: History, start: Config) -> Config | None:
 
 def _walk(history: History, path: Sequence[Config]) -> tuple[bool, Config | None]:
     """Whether there is no need to walk the other way, and the first config of the path not tried yet."""
-    values = {score.key: score.value for score in history.searched}
+    values = {score.key: score.objective for score in history.searched}
     best = 0.0
     for index, config in enumerate(path):
         attempts = history.trials.get(key(config), [])
         if not attempts:
-            known_to_fail = against(history.lessons, config) or trap(config, history.spec.workload)
-            return index > 1, None if known_to_fail else config
+            hopeless = reason_against(history.lessons, config) or known_to_fail(config)
+            return index > 1, None if hopeless else config
         if not is_over(attempts):
             return True, None
         value = values.get(key(config))

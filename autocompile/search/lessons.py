@@ -8,10 +8,10 @@ from typing import TypeAlias
 
 from autocompile.knob_table import KNOBS
 from autocompile.records import FailureKind, State, TrialRecord
-from autocompile.search.canonical import is_eager, micro_batch, trap
+from autocompile.search.canonical import is_eager, micro_batch, known_to_fail
 from autocompile.search.cost import compile_weight
 from autocompile.space import Config
-from autocompile.spec import FULL_DEPTH, WorkloadSpec
+from autocompile.spec import FULL_DEPTH
 
 _Group: TypeAlias = tuple[object, ...]
 
@@ -32,12 +32,11 @@ class _Rule:
 class Lessons:
     """The least level that failed in each group with the record that did, and the pairs that failed."""
 
-    workload: WorkloadSpec
     failed: dict[tuple[FailureKind, _Group], tuple[float, TrialRecord]]
     pairs: dict[str, TrialRecord]
 
 
-def lessons(workload: WorkloadSpec, records: Sequence[TrialRecord]) -> Lessons:
+def lessons(records: Sequence[TrialRecord]) -> Lessons:
     """Learn from failures of configs at full depth; a slice that was stopped, or a broken machine, proves nothing."""
     failed: dict[tuple[FailureKind, _Group], tuple[float, TrialRecord]] = {}
     pairs: dict[str, TrialRecord] = {}
@@ -45,7 +44,7 @@ def lessons(workload: WorkloadSpec, records: Sequence[TrialRecord]) -> Lessons:
         failure = record.failure
         if failure is None or record.state is not State.PRUNED or record.stopped or record.fidelity != FULL_DEPTH:
             continue
-        pair = trap(record.config, workload)
+        pair = known_to_fail(record.config)
         if pair and failure.kind not in _SAY_NOTHING_OF_A_PAIR:
             pairs.setdefault(pair, record)
         rule = _RULES.get(failure.kind)
@@ -55,12 +54,12 @@ def lessons(workload: WorkloadSpec, records: Sequence[TrialRecord]) -> Lessons:
         known = failed.get((failure.kind, group))
         if known is None or level < known[0]:
             failed[failure.kind, group] = (level, record)
-    return Lessons(workload, failed, pairs)
+    return Lessons(failed, pairs)
 
 
-def against(learned: Lessons, config: Config) -> str | None:
+def reason_against(learned: Lessons, config: Config) -> str | None:
     """Why this config need not run; None if nothing speaks against it."""
-    if learned.pairs and (pair := trap(config, learned.workload)) in learned.pairs:
+    if learned.pairs and (pair := known_to_fail(config)) in learned.pairs:
         return f"{pair} failed in trial {learned.pairs[pair].number}"
     if not learned.failed:
         return None
@@ -70,11 +69,6 @@ def against(learned: Lessons, config: Config) -> str | None:
         if found and rule.level(config) >= found[0]:
             return rule.reason.format(trial=found[1].number, **found[1].config)
     return None
-
-
-def ruled_out(config: Config, records: Sequence[TrialRecord], workload: WorkloadSpec) -> str | None:
-    """As `against`, for a single question."""
-    return against(lessons(workload, records), config)
 
 
 def _memory_group(config: Config) -> _Group:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from autocompile.records import Measurement
+from autocompile.spec import StudySpec
 
 
-def objective(measurement: Measurement, planned_tokens: int | None) -> float:
-    """Steady tokens per second; for a planned run the tokens over all its seconds, the cold compile included."""
-    if planned_tokens is None:
-        return measurement.tokens_per_second
-    training_seconds = planned_tokens / measurement.tokens_per_second
-    return planned_tokens / (measurement.compile.cold_seconds + training_seconds)
+def objective(spec: StudySpec, measurement: Measurement, *, full_depth: float | None = None) -> float:
+    """Steady tokens per second; for a planned run the tokens over all its seconds, the cold compile included.
+
+    ``full_depth`` is the speed at full depth, where the measurement itself was made at another one.
+    """
+    speed = measurement.tokens_per_second if full_depth is None else full_depth
+    planned = spec.tokens_of_run(measurement.tokens_per_second * measurement.step_seconds.median)
+    if planned is None:
+        return speed
+    return planned / (measurement.compile.cold_seconds + planned / speed)

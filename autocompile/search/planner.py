@@ -8,18 +8,16 @@ from typing import TypeAlias
 
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
 from autocompile.search.affordability import Means, is_open, left_seconds
-from autocompile.search.canonical import candidates, in_space, key, trap
+from autocompile.search.canonical import candidates, in_space, key, known_to_fail
 from autocompile.search.cost import confirm_seconds
 from autocompile.search.history import History, deserves_repeat
 from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile
-from autocompile.search.rounds import missing, missing_twin
+from autocompile.search.rounds import missing, missing_eager
 from autocompile.search.verdict import verdict
 from autocompile.space import Config
-from autocompile.spec import FULL_DEPTH, Budget, Facts, Fidelity, Grid, Paired, Plan, Role, Search, StudySpec
+from autocompile.spec import FULL_DEPTH, Facts, Fidelity, Grid, Paired, Plan, Role, Search, StudySpec
 
 _FAULTS_IN_A_ROW = 3
-_PATIENCE = 30  # search trials without a gain, where neither budget nor number of trials ends a study
-_WORTH_WAITING_FOR = 1.01
 _MEMORY_FAILURES = (FailureKind.OOM, FailureKind.HOST_OOM)
 
 
@@ -135,7 +133,7 @@ def _known_good(means: Means) -> Step | None:
     if not _trials_left(history):
         return None
     for config in first_compiled(history):
-        if trap(config, history.spec.workload) is None and _may_start(means, config):
+        if known_to_fail(config) is None and _may_start(means, config):
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     for config in climbs(history):
         if _may_start(means, config):
@@ -154,7 +152,7 @@ def _plain_compile(means: Means) -> Step | None:
 
 def _search(means: Means) -> Step | None:
     history = means.history
-    if not _trials_left(history) or _stagnates(history):
+    if not _trials_left(history):
         return None
     may_start = _admissible(means)
     return Ask(FULL_DEPTH) if any(may_start(config) for config in candidates(history.spec, history.facts)) else None
@@ -166,8 +164,8 @@ def _confirm(means: Means) -> Step | None:
     if history.running:
         return Wait()
     waiting = missing(history)
-    if not waiting and (twin := missing_twin(history)) is not None:
-        waiting = [twin]
+    if not waiting and (eager := missing_eager(history)) is not None:
+        waiting = [eager]
     if not waiting:
         return None
     seconds = sum(confirm_seconds(history.costs, config) for config in waiting)
@@ -191,16 +189,16 @@ def _admissible(means: Means) -> Callable[[Config], bool]:
     """Pairs known to fail only after everything else, and one of a kind at a time: its failure rules out the others."""
     history = means.history
     spec, facts = history.spec, history.facts
-    tried_now = {trap(record.config, spec.workload) for record in history.running} - {None}
+    tried_now = {known_to_fail(record.config) for record in history.running} - {None}
 
     def may_start(config: Config) -> bool:
         return is_open(history, config) and means.pays(config)
 
-    usual = (config for config in candidates(spec, facts) if trap(config, spec.workload) is None)
+    usual = (config for config in candidates(spec, facts) if known_to_fail(config) is None)
     usual_left = any(may_start(config) for config in usual)
 
     def answer(config: Config) -> bool:
-        pair = trap(config, spec.workload)
+        pair = known_to_fail(config)
         turn = usual_left if pair is None else not usual_left and pair not in tried_now
         return turn and in_space(spec, facts, config) and may_start(config)
 
@@ -218,19 +216,6 @@ def _trials_left(history: History) -> bool:
     limit = history.spec.budget.trials
     counted = sum(any(record.state is not State.FAIL for record in attempts) for attempts in history.trials.values())
     return limit is None or counted < limit
-
-
-def _stagnates(history: History) -> bool:
-    if history.spec.budget != Budget():
-        return False
-    best, since = 0.0, 0
-    for record in sorted(history.records, key=lambda record: record.number):
-        if record.role is not Role.SEARCH or record.state not in (State.COMPLETE, State.PRUNED):
-            continue
-        value = history.objective(record) if record.state is State.COMPLETE else 0.0
-        gained = value > best * _WORTH_WAITING_FOR
-        best, since = (value, 0) if gained else (best, since + 1)
-    return since >= _PATIENCE
 
 
 def _machine_fault(record: TrialRecord) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.search.canonical import Key, canonical, eager_twin, key, starting_point
+from autocompile.search.canonical import Key, canonical, without_compile, key, starting_point
 from autocompile.search.history import History, Score, is_over
-from autocompile.search.lessons import against
+from autocompile.search.lessons import reason_against
 from autocompile.space import Config
 from autocompile.spec import Paired, Role
 
@@ -20,7 +20,7 @@ def finalists(history: History) -> list[Score]:
     """The best two compiled configs by their search values, or the best two of all where none is compiled."""
     compiled = [score for score in history.searched if not score.eager]
     best = (compiled or list(history.searched))[:2]
-    return [score for score in best if score.value >= (1 - _HOPELESS) * best[0].value]
+    return [score for score in best if score.objective >= (1 - _HOPELESS) * best[0].objective]
 
 
 def required(history: History) -> tuple[Config, ...]:
@@ -37,14 +37,14 @@ def missing(history: History) -> list[Config]:
     return [config for config in required(history) if not is_over(history.confirmations.get(key(config), []))]
 
 
-def missing_twin(history: History) -> Config | None:
+def missing_eager(history: History) -> Config | None:
     """Eager with the other knobs of the best confirmed config, unless it was tried or cannot run."""
     best = simplest(history, [score for score in history.confirmed if not score.eager])
     if best is None or isinstance(history.spec.plan, Paired):
         return None
-    twin = eager_twin(best.config)
-    over = is_over(history.confirmations.get(key(twin), []))
-    return None if over or against(history.lessons, twin) else twin
+    eager = without_compile(best.config)
+    over = is_over(history.confirmations.get(key(eager), []))
+    return None if over or reason_against(history.lessons, eager) else eager
 
 
 def simplest(history: History, scores: Sequence[Score]) -> Score | None:
@@ -52,9 +52,9 @@ def simplest(history: History, scores: Sequence[Score]) -> Score | None:
     if not scores:
         return None
     defaults = starting_point(history.spec, history.facts)
-    limit = (1 - PROCESS_ALLOWANCE) * max(score.value for score in scores)
-    equal = [score for score in scores if score.value >= limit]
-    return min(equal, key=lambda score: (_departures(score.key, key(defaults)), -score.value))
+    limit = (1 - PROCESS_ALLOWANCE) * max(score.objective for score in scores)
+    equal = [score for score in scores if score.objective >= limit]
+    return min(equal, key=lambda score: (_departures(score.key, key(defaults)), -score.objective))
 
 
 def settled(history: History) -> tuple[Score, ...] | None:

@@ -1,14 +1,14 @@
-"""What needed no slice, and why: configs that a failure elsewhere or a known trap ruled out."""
+"""What needed no slice, and why: configs that a failure elsewhere or a pair known to fail ruled out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from autocompile.records import Derived, TrialRecord
-from autocompile.search.canonical import candidates, canonical, key, trap
+from autocompile.search.canonical import candidates, canonical, key, known_to_fail
 from autocompile.search.history import History
 from autocompile.search.known_good import first_compiled, plain_compile
-from autocompile.search.lessons import against
+from autocompile.search.lessons import reason_against
 from autocompile.space import Config
 from autocompile.spec import Facts, StudySpec
 
@@ -29,8 +29,8 @@ def _skipped(history: History, config: Config, *, warned: bool = False) -> Deriv
     """``warned``: a pair known to fail was not even tried where this config would have been."""
     if key(config) in history.trials:
         return None
-    reason = against(history.lessons, config)
-    pair = trap(config, history.spec.workload) if warned else None
+    reason = reason_against(history.lessons, config)
+    pair = known_to_fail(config) if warned else None
     if reason is None and pair is not None:
         reason = f"{pair} is known to fail, so it comes last"
     return Derived(config=canonical(config), source="skipped", reason=reason) if reason else None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autocompile.records import Result, State, TrialRecord, Verdict
-from autocompile.search.canonical import Key, eager_twin, is_eager, key
+from autocompile.search.canonical import Key, without_compile, is_eager, key
 from autocompile.search.history import History, Score
 from autocompile.search.known_good import plain_compile
 from autocompile.search.rounds import PROCESS_ALLOWANCE, settled, simplest
@@ -29,18 +29,18 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
         return Verdict(result=Result.NONE, confirmed=False)
     ratio = _ratio(compiled, eager)
     by_key = {score.key: score for score in scores}
-    twin = by_key.get(key(eager_twin(compiled.config))) if compiled else None
+    same_eager = by_key.get(key(without_compile(compiled.config))) if compiled else None
     return Verdict(
         result=result,
         confirmed=round_scores is not None,
         config=dict(chosen.config),
         tokens_per_second=chosen.measurement.tokens_per_second,
-        speedup=_ratio(compiled, twin),
+        speedup=_ratio(compiled, same_eager),
         speedup_vs_best_eager=ratio,
         speedup_low=ratio and ratio * (1 - PROCESS_ALLOWANCE),
         speedup_high=ratio and ratio * (1 + PROCESS_ALLOWANCE),
         speedup_vs_plain_compile=_over_plain(history, compiled, by_key),
-        break_even_steps=_break_even_steps(history, compiled, twin or eager),
+        break_even_steps=_break_even_steps(history, compiled, same_eager or eager),
         confirmed_by=tuple(sorted(score.record.number for score in round_scores or ())),
     )
 
@@ -61,7 +61,7 @@ def _ended(record: TrialRecord) -> bool:
 
 
 def _ratio(compiled: Score | None, other: Score | None) -> float | None:
-    return compiled.value / other.value if compiled and other else None
+    return compiled.objective / other.objective if compiled and other else None
 
 
 def _over_plain(history: History, compiled: Score | None, by_key: dict[Key, Score]) -> float | None:

@@ -31,6 +31,7 @@ def main(folder: Path) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("autocompile").setLevel(logging.INFO)  # stages and their times, into the slice's log
     request = REQUEST.validate_json((folder / "request.json").read_text())
+    _set_up_environment(request)
     with Reporter(folder) as reporter:
         answer = _answer(request, folder, reporter)
         logging.getLogger("autocompile.slice").info("answered: %s", answer.type)
@@ -58,6 +59,15 @@ def _facts(request: PreflightRequest, reporter: Reporter) -> Answer:
         return preflight(request, reporter.enter)
     except Exception as error:  # noqa: BLE001  the process ends here; the parent turns the failure into one line
         return Failed(failure=classify(error, stage=Stage.PREFLIGHT, memory_share=reporter.memory_share()))
+
+
+def _set_up_environment(request: SliceRequest) -> None:
+    """As the parent does, so that a folder replays by hand. Dynamo and CUDA, which read these, come later."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = request.cache_folder
+    for name in ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID"):
+        os.environ.pop(name, None)
+    if request.devices:
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", ",".join(map(str, request.devices)))
 
 
 def _end_with_parent() -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 def gpu_lock(uuid: str) -> Iterator[None]:
     """Hold this GPU; waits for another slice to end. The lock goes with the process, however that ends."""
     path = Path(tempfile.gettempdir()) / f"autocompile-{uuid}.lock"
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        handle = os.open(path, os.O_RDONLY)  # another user's will do: a lock needs no right to write
+    except FileNotFoundError:
+        handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -56,27 +56,36 @@ def warm_up(stepper: Stepper) -> list[float]:
     losses: list[float] = []
     quiet = 0
     while quiet < QUIET_STEPS or len(losses) < WARMUP_STEPS:
-        if len(losses) == MOST_WARMUP_STEPS:
-            raise RecompileStorm(f"still compiling or allocating after {MOST_WARMUP_STEPS} steps")
-        before = (stepper.watch.n_compiles(), stepper.reserved_bytes())
+        compiles, reserved = stepper.watch.n_compiles(), stepper.reserved_bytes()
         losses.append(float(stepper.step()))  # reading the loss waits for the step
         stepper.stepped()
-        quiet = quiet + 1 if (stepper.watch.n_compiles(), stepper.reserved_bytes()) == before else 0
+        compiled = stepper.watch.n_compiles() != compiles
+        quiet = 0 if compiled or stepper.reserved_bytes() != reserved else quiet + 1
+        if len(losses) == MOST_WARMUP_STEPS and not compiled:
+            break  # an allocator that grows for ever is no reason not to measure
+        if len(losses) == MOST_WARMUP_STEPS:
+            raise RecompileStorm(f"still compiling after {MOST_WARMUP_STEPS} steps")
         if hits := stepper.watch.limit_hits():
             raise RecompileStorm(f"recompile limit hit: {hits[0]} runs eager since")
     return losses
 
 
 def steady_window(stepper: Stepper, plan: SlicePlan) -> tuple[StepSeconds, list[float]]:
-    """A window without a compile inside: a first one that has one is void, a second one is a storm."""
-    for _ in range(2):
+    """A window without a compile inside: a first one that has one is void, a second one is a storm.
+
+    Returns the interval of a cycle's seconds and the losses of all windows.
+    """
+    losses: list[float] = []
+    for attempt in range(2):
+        if attempt:
+            losses += warm_up(stepper)
         before = stepper.watch.n_compiles()
-        seconds, losses = _window(stepper, plan)
+        seconds, seen = _window(stepper, plan)
+        losses += seen
         if hits := stepper.watch.limit_hits():
             raise RecompileStorm(f"recompile limit hit: {hits[0]} runs eager since")
         if stepper.watch.n_compiles() == before:
             return median_interval(seconds), losses
-        warm_up(stepper)
     raise RecompileStorm("compiled again inside two windows in a row")
 
 

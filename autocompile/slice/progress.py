@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +29,7 @@ class Reporter:
         self._thread = threading.Thread(target=self._rewrite, daemon=True)
         self.stage = Stage.BUILD
         self._step = 0
+        self._share = 0.0
 
     def __enter__(self) -> Reporter:
         self._write()
@@ -50,24 +52,25 @@ class Reporter:
         self._step += 1
 
     def memory_share(self) -> float:
-        """How full the device is, by the driver's count, 0 to 1; 0 on a CPU."""
-        if not torch.cuda.is_initialized():
-            return 0.0
-        free, total = torch.cuda.mem_get_info()
-        return 1 - free / total
+        """How full the device was when it last answered, by the driver's count, 0 to 1; 0 on a CPU."""
+        self._write()
+        return self._share
 
     def _rewrite(self) -> None:
         while not self._stopped.wait(_PERIOD_SECONDS):
             self._write()
 
     def _write(self) -> None:
-        on_gpu = torch.cuda.is_initialized()
-        free, total = torch.cuda.mem_get_info() if on_gpu else (0, 0)
+        reserved = used = None
+        if torch.cuda.is_initialized():
+            with suppress(RuntimeError):  # after an illegal access every call fails, and that must not hide its cause
+                free, total = torch.cuda.mem_get_info()
+                reserved, used, self._share = torch.cuda.memory_reserved(), total - free, 1 - free / total
         progress = Progress(
             stage=self.stage,
             step=self._step,
-            reserved_memory_bytes=torch.cuda.memory_reserved() if on_gpu else None,
-            device_memory_bytes=total - free if on_gpu else None,
+            reserved_memory_bytes=reserved,
+            device_memory_bytes=used,
             time=time.time(),
         )
         write_aside(self._path, progress.model_dump_json())

@@ -30,13 +30,14 @@ from autocompile.records import (
 from autocompile.slice.classify import classify
 from autocompile.slice.environment import environment
 from autocompile.slice.locking import gpu_lock
-from autocompile.slice.measure import Stepper, steady_window, warm_up
+from autocompile.slice.measure import RecompileStorm, Stepper, steady_window, warm_up
 from autocompile.slice.parity import compare, dropout_off, eager_loss, require_finite
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
-from autocompile.spec import MeasureRequest, accumulation, slice_plan
+from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
 from autocompile.workloads.job import Context, Job, prepare, trainable
-from autocompile.workloads.precision import resolved_precision, trained_dtype
+
+_LOSSES_KEPT = 32
 
 log = logging.getLogger("autocompile.slice")
 
@@ -52,7 +53,7 @@ class _Run:
     job: Job | None = None
     setup: Setup | None = None
     kernels: tuple[str, ...] = ()
-    compiles_in_window: int | None = None
+    recompiles_in_window: int | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -76,13 +77,21 @@ def _measured(run: _Run) -> Measurement:
     began = time.perf_counter()
     request, reporter = run.request, run.reporter
     reporter.enter(Stage.BUILD)
-    run.job = job = prepare(_context(run), request.workload)
-    if run.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(run.device)
-    n_micro_batches = accumulation(request.workload, request.config)
+    context = Context.of(
+        request.workload,
+        device=run.device,
+        micro_batch=int(request.config["micro_batch"]),
+        seed=request.seed,
+        depth=request.fidelity.layers,
+    )
+    run.job = job = prepare(context, request.workload)
+    n_micro_batches = gradient_accumulation(request.workload, request.config)
     batches = _cycles(job, n_micro_batches)
     first = next(batches)
     eager = eager_loss(job, first)
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(run.device)  # neither the build nor the eager forward is the config's
     reporter.enter(Stage.APPLY)
     run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
     optimizer = job.optimizer(trainable(job.model))
@@ -97,30 +106,31 @@ def _measured(run: _Run) -> Measurement:
     gc.freeze()  # what the build left behind need not be looked at again inside the window
 
     reporter.enter(Stage.MEASURE)
-    before = run.observer.n_recompiles()
-    step_seconds, window_losses = steady_window(stepper, slice_plan(request.role))
-    run.compiles_in_window = run.observer.n_recompiles() - before
+    step_seconds, window_losses = _window(run, stepper)
     reporter.enter(Stage.CHECK)
-    require_finite([*losses, *window_losses])
-    tokens = sum(job.tokens(batch) for batch in first)
+    losses += window_losses
+    require_finite(losses)
+    tokens = _tokens_per_cycle(job, n_micro_batches, before=len(losses) - step_seconds.n, n=step_seconds.n)
     measurement = _measurement(run, step_seconds, tokens / step_seconds.median, setup_seconds)
     run.kernels = _profiled_kernels(stepper)
-    log.info("attention kernels: %s", ", ".join(run.kernels) or "none fused")
-    return measurement.model_copy(update={"losses": tuple([*losses, *window_losses][:32])})
+    return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
 
 
-def _context(run: _Run) -> Context:
-    request = run.request
-    precision = resolved_precision(request.workload, run.device.type)
-    return Context(
-        device=run.device,
-        dtype=trained_dtype(precision),
-        micro_batch=int(request.config["micro_batch"]),
-        sequence_length=request.workload.sequence_length,
-        depth=request.fidelity.layers,
-        seed=request.seed,
-        options=request.workload.options,
-    )
+def _window(run: _Run, stepper: Stepper) -> tuple[StepSeconds, list[float]]:
+    before = run.observer.n_recompiles()
+    try:
+        found = steady_window(stepper, slice_plan(run.request.role))
+    except RecompileStorm:
+        run.recompiles_in_window = run.observer.n_recompiles() - before
+        raise
+    run.recompiles_in_window = 0  # with a compile inside it would be void
+    return found
+
+
+def _tokens_per_cycle(job: Job, n_micro_batches: int, *, before: int, n: int) -> float:
+    """Mean over the cycles of the window, whose batches a fresh stream repeats; keeping them would cost memory."""
+    cycles = itertools.islice(_cycles(job, n_micro_batches), before, before + n)
+    return sum(job.tokens(batch) for cycle in cycles for batch in cycle) / n
 
 
 def _on_gpu(request: MeasureRequest) -> bool:
@@ -149,13 +159,15 @@ def _stepper(run: _Run, batches: Iterator[list[object]], optimizer: torch.optim.
 def _first_step(run: _Run, stepper: Stepper, eager: float) -> float:
     """The first step with dropout off, so that its loss can be compared with eager's.
 
-    A model with dropout compiles again when it is back on; only that compile is then counted.
+    A model with dropout starts to compile anew when it is back on, as if nothing had been compiled before: with the
+    old entries dynamo would take the changed probability for a symbol.
     """
     assert run.job is not None
     with dropout_off(run.job.model) as had_dropout:
         first = float(stepper.step())
     compare(first, eager)
     if had_dropout:
+        torch._dynamo.reset()
         run.observer.restart()
     stepper.stepped()
     return first
@@ -202,10 +214,16 @@ def _profiled_kernels(stepper: Stepper) -> tuple[str, ...]:
     activities = [torch.profiler.ProfilerActivity.CPU]
     if stepper.device.type == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
-        stepper.step()
-        stepper.synchronise()
-    return sdpa_kernels([event.name for event in profile.events() or []])
+    try:
+        with torch.profiler.profile(activities=activities) as profile:
+            stepper.step()
+            stepper.synchronise()
+    except RuntimeError as error:  # the measurement is made; what a profiler adds to a step must not undo it
+        log.warning("the profiled step failed, so no attention kernels are known: %s", error)
+        return ()
+    kernels = sdpa_kernels([event.name for event in profile.events() or []])
+    log.info("attention kernels: %s", ", ".join(kernels) or "none fused")
+    return kernels
 
 
 def _telemetry(run: _Run) -> Telemetry:
@@ -213,7 +231,7 @@ def _telemetry(run: _Run) -> Telemetry:
     return seen.model_copy(
         update={
             "mask": run.job.mask if run.job else None,
-            "recompiles_in_window": run.compiles_in_window,
+            "recompiles_in_window": run.recompiles_in_window,
             "sdpa_kernels": run.kernels,
             "environment": environment(run.device, run.request.workload),
         }

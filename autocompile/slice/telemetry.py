@@ -6,12 +6,15 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 import torch._dynamo
 from torch._dynamo import utils as dynamo
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
 from autocompile.knobs.setup import CompiledGroup, Setup
@@ -37,7 +40,6 @@ class CompileObserver:
         logging.getLogger(_CUDAGRAPH_LOG).addHandler(self._skips)
         self._previous_hook = GraphLowering.save_output_code
         GraphLowering.save_output_code = self._save_code
-        torch._dynamo.callback.on_compile_start(self._started)
         self.restart()
         return self
 
@@ -46,10 +48,12 @@ class CompileObserver:
     ) -> None:
         logging.getLogger(_CUDAGRAPH_LOG).removeHandler(self._skips)
         GraphLowering.save_output_code = self._previous_hook
-        torch._dynamo.callback_handler.remove_start_callback(self._started)
+        self._stop_counting()
 
     def restart(self) -> None:
-        """Forget what happened so far."""
+        """Forget what happened so far. `torch._dynamo.reset` drops callbacks, so call this after one."""
+        self._stop_counting()
+        torch._dynamo.callback.on_compile_start(self._started)
         dynamo.counters.clear()
         dynamo.clear_compilation_metrics()
         dynamo.graph_break_reasons.clear()
@@ -104,6 +108,10 @@ class CompileObserver:
             cudagraph_skips=self._cudagraph_skips(),
         )
 
+    def _stop_counting(self) -> None:
+        with suppress(ValueError):  # not registered, or dropped by a reset
+            torch._dynamo.callback_handler.remove_start_callback(self._started)
+
     def _started(self, *_args: object) -> None:
         self.activity += 1
 
@@ -115,8 +123,7 @@ class CompileObserver:
     def _regions(self, groups: Sequence[CompiledGroup]) -> tuple[Region, ...]:
         """The groups that were asked for, then any other frame that was compiled, such as the rest after a break."""
         by_frame = {group.frame: group for group in groups}
-        names = _frame_names()
-        compiled = [names.get(_frame_id(m), "?") for m in _metrics() if m.is_forward and m.has_guarded_code]
+        names, compiled = _frame_names(), _compiled_frames()
         regions = []
         for frame in dict.fromkeys([*by_frame, *compiled]):
             group = by_frame.get(frame)
@@ -134,8 +141,7 @@ class CompileObserver:
         return tuple(regions)
 
     def _compile_applied(self, groups: Sequence[CompiledGroup]) -> Literal["all", "some", "none"]:
-        names = _frame_names()
-        compiled = {names.get(_frame_id(m)) for m in _metrics() if m.is_forward and m.has_guarded_code}
+        compiled = _compiled_frames()
         working = [group for group in groups if group.frame in compiled and group.calls]
         if not working:
             return "none"
@@ -157,6 +163,13 @@ class _Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
+
+
+def graphs_of(setup: Setup) -> dict[str, int]:
+    """Graphs of each compiled group so far, by its name, in this process."""
+    named = {group.frame: group.name for group in setup.groups}
+    compiled = [named.get(name, "") for name in _compiled_frames()]
+    return {name: compiled.count(name) for name in named.values()}
 
 
 def code_hash(code: str) -> str:
@@ -182,6 +195,12 @@ def sdpa_kernels(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def compiled_sdpa_kernels() -> tuple[str, ...]:
+    """The attention operators in the output code that this process has loaded: what its compiled regions run."""
+    sources = [Path(module.__file__).read_text() for module in PyCodeCache.modules if module.__file__]
+    return sdpa_kernels([line for source in sources for line in source.splitlines()])
+
+
 def _metrics() -> list[Any]:
     """Records of compiles; the ones torch adds for work at run time say so."""
     return list(dynamo.get_compilation_metrics())
@@ -197,6 +216,12 @@ def _frame_id(metric: Any) -> str:
 
 def _frame_names() -> dict[str, str]:
     return {_frame_id(metric): metric.co_name for metric in _metrics() if metric.co_name}
+
+
+def _compiled_frames() -> list[str]:
+    """The name of the frame of each graph, in the order they were compiled."""
+    names = _frame_names()
+    return [names.get(_frame_id(metric), "?") for metric in _metrics() if metric.is_forward and metric.has_guarded_code]
 
 
 def _place(metric: Any, groups: Sequence[CompiledGroup]) -> str:

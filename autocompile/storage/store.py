@@ -18,18 +18,18 @@ import sqlalchemy as sa
 
 from autocompile.errors import MachineError, UserError
 from autocompile.records import State, TrialRecord
-from autocompile.space import Config, nearest
+from autocompile.space import Config
 from autocompile.spec import Budget, Facts, Fidelity, Role, StudySpec
 from autocompile.storage import database
 from autocompile.storage.lease import Holder, is_live, process_start, this_process
 from autocompile.storage.optuna_rows import OptunaRows, new_trial
 from autocompile.storage.schema import migrate
 from autocompile.storage.tables import STUDIES, TRIALS
-from autocompile.values import Value
+from autocompile.values import Value, nearest
 
 
 class StoredStudy(Value):
-    """A study as it is kept; ``spec`` has the newest budget and never a planned number of tokens."""
+    """A study as it is kept; ``spec`` has the newest budget and never a planned run."""
 
     name: str
     spec: StudySpec
@@ -219,7 +219,7 @@ class Storage:
 
 def _stored(spec: StudySpec) -> dict[str, Any]:
     """A planned run is no part of a study: it is asked for anew each time."""
-    return spec.model_dump(mode="json", exclude={"planned_tokens"})
+    return spec.model_dump(mode="json", exclude={"planned_tokens", "planned_steps"})
 
 
 def _record(row: sa.RowMapping) -> TrialRecord:

@@ -15,7 +15,7 @@ from autocompile.executors import Executor
 from autocompile.records import Failed, FailureKind
 from autocompile.search import candidates
 from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
-from autocompile.tuner.folders import copy_seed, seed_folder
+from autocompile.tuner.folders import cache_root, copy_seed, seed_folder
 from autocompile.values import write_aside
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Fa
     if not candidates(spec, facts):
         raise UserError("the search space holds no config: no micro-batch of it divides the global batch")
     name = name or study_name(spec, facts)
+    _check_cache_root(spec, facts, folder_root / name)
     stored = storage.load(name)
     if stored is None:
         storage.create(name, spec, facts)
@@ -83,6 +84,16 @@ def write_study_files(folder: Path, spec: StudySpec, facts: Facts) -> None:
         write_aside(folder / "facts.json", facts.model_dump_json(indent=2) + "\n")
     except OSError as error:
         raise MachineError(f"cannot write the study's files: {error}") from error
+
+
+def _check_cache_root(spec: StudySpec, facts: Facts, folder: Path) -> None:
+    """inductor splits g++'s command line at blanks, so every compile would fail and look like its config's fault."""
+    root = cache_root(spec, folder).absolute()
+    if facts.devices[0].type == "cpu" and any(letter.isspace() for letter in str(root)):
+        raise MachineError(
+            f"cache folder {root}: torch cannot compile for a CPU where the path holds a blank; "
+            "start in another folder or set cache_root in the spec"
+        )
 
 
 def study_name(spec: StudySpec, facts: Facts) -> str:

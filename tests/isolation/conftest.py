@@ -7,10 +7,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from autocompile.executors.local import LocalExecutor
+from autocompile.knob_table import KnobValue
+from autocompile.records import Failed, Measured, Outcome
+from autocompile.space import defaults
+from autocompile.spec import Fidelity, MeasureRequest, Precision, Role, WorkloadSpec
+from autocompile.tuner.folders import copy_seed
 
 CACHE = Path(__file__).parents[2] / ".cache"
 PROBE = "import torch._inductor.cpu_vec_isa as isa; isa.valid_vec_isa_list()"
@@ -30,3 +38,28 @@ def inductor_seed() -> Path:
         except OSError:  # another test worker was faster
             shutil.rmtree(made)
     return seed
+
+
+@pytest.fixture
+def measure(tmp_path: Path, inductor_seed: Path):
+    """Run one slice with these knobs, from a cache that holds no compiled code."""
+
+    def run(workload: WorkloadSpec, **knobs: KnobValue) -> Outcome:
+        cache = tmp_path / "cache"
+        copy_seed(inductor_seed, cache)
+        (tmp_path / "slice").mkdir()
+        request = MeasureRequest(
+            workload=workload.model_copy(update={"device": "cpu", "precision": Precision.FP32}),
+            config={**defaults(), "micro_batch": 2, **knobs},
+            role=Role.SEARCH,
+            fidelity=Fidelity(layers=2),
+            seed=0,
+            devices=(),
+            deadline_seconds=240,
+            cache_folder=str(cache),
+        )
+        answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
+        assert isinstance(answer, Measured | Failed)
+        return answer
+
+    return run

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from autocompile.executors.local import LocalExecutor
 from autocompile.knob_table import KnobValue
-from autocompile.records import Failed, Measured, Outcome
-from autocompile.space import defaults
-from autocompile.spec import Fidelity, MeasureRequest, Method, Precision, Role, WorkloadSpec
-from autocompile.tuner.folders import copy_seed
+from autocompile.records import Failed, Measured
+from autocompile.spec import Method, WorkloadSpec
 
 FAULTS = Path(__file__).parents[1] / "workload_examples" / "faults.py"
-
-
-@pytest.fixture
-def measure(tmp_path: Path, inductor_seed: Path):
-    """Run one slice with these knobs, from a cache that holds no compiled code."""
-
-    def run(workload: WorkloadSpec, **knobs: KnobValue) -> Outcome:
-        cache = tmp_path / "cache"
-        copy_seed(inductor_seed, cache)
-        (tmp_path / "slice").mkdir()
-        request = MeasureRequest(
-            workload=workload.model_copy(update={"device": "cpu", "precision": Precision.FP32}),
-            config={**defaults(), "micro_batch": 2, **knobs},
-            role=Role.SEARCH,
-            fidelity=Fidelity(layers=2),
-            seed=0,
-            devices=(),
-            deadline_seconds=240,
-            cache_folder=str(cache),
-        )
-        answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
-        assert isinstance(answer, Measured | Failed)
-        return answer
-
-    return run
 
 
 def llama(method: Method, **fields) -> WorkloadSpec:

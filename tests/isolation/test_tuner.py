@@ -196,6 +196,23 @@ def test_another_environment_is_refused(tmp_path: Path) -> None:
             open_study(spec(), name=NAME, storage=storage, facts=facts, folder_root=tmp_path)
 
 
+def test_a_cache_folder_that_inductor_cannot_use_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "my projects"
+    folder.mkdir()
+    with pytest.raises(MachineError, match=r"my projects.*path holds a blank"):
+        run(folder, spec(trials=1))
+    assert not (folder / NAME).exists()
+    with Storage.open(url(folder)) as storage:
+        assert storage.names() == []
+
+
+def test_a_global_batch_that_no_micro_batch_divides_is_refused(tmp_path: Path) -> None:
+    asked = spec(trials=1)
+    odd = asked.model_copy(update={"workload": asked.workload.model_copy(update={"global_batch": 7})})
+    with pytest.raises(UserError, match="divides the global batch"):
+        run(tmp_path, odd)
+
+
 @pytest.mark.parametrize(
     ("kind", "error"),
     [

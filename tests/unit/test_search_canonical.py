@@ -6,7 +6,7 @@ import pytest
 
 from autocompile.knob_table import KNOBS
 from autocompile.search import candidates, canonical
-from autocompile.search.canonical import eager_twin, in_space, key, ladder, starting_point, trap
+from autocompile.search.canonical import without_compile, in_space, key, ladder, starting_point, known_to_fail
 from autocompile.space import load_space, parse_space
 from autocompile.spec import WorkloadSpec
 from tests.unit.search_cases import CPU, EAGER, GRAPHS, LAYER, config, facts, spec
@@ -43,7 +43,7 @@ def test_configs_are_the_same_if_they_train_alike(left, right, same):
 
 
 def test_the_eager_twin_keeps_what_is_not_about_compile():
-    twin = eager_twin(config(scope="layer", mode="reduce-overhead", micro_batch=16, sdpa="flash"))
+    twin = without_compile(config(scope="layer", mode="reduce-overhead", micro_batch=16, sdpa="flash"))
     assert twin == config(micro_batch=16, sdpa="flash")
 
 
@@ -79,7 +79,7 @@ def test_the_eager_twin_keeps_what_is_not_about_compile():
     ],
 )
 def test_trap_names_the_pair_that_is_known_to_fail(settings, global_batch, pair):
-    assert trap(config(**settings), WorkloadSpec(model="tiny-llama", global_batch=global_batch)) == pair
+    assert known_to_fail(config(**settings), WorkloadSpec(model="tiny-llama", global_batch=global_batch)) == pair
 
 
 def test_candidates_are_distinct_and_canonical():
@@ -90,7 +90,7 @@ def test_candidates_are_distinct_and_canonical():
 
 def test_pairs_known_to_fail_come_last():
     study = spec()
-    known = [trap(c, study.workload) is not None for c in candidates(study, facts())]
+    known = [known_to_fail(c) is not None for c in candidates(study, facts())]
     assert any(known) and known == sorted(known)
 
 
@@ -159,3 +159,9 @@ def test_the_starting_point_has_a_legal_micro_batch(study, size):
 )
 def test_ladder(settings, sizes):
     assert ladder(spec(), facts(), settings) == sizes
+
+
+def test_a_scope_the_model_has_no_part_for_is_no_candidate():
+    known = facts(regions={"layer": "blocks.*"})
+    assert {found["scope"] for found in candidates(spec(), known)} == {"none", "layer", "model"}
+    assert "attention" in {found["scope"] for found in candidates(spec(), facts())}

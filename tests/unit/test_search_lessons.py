@@ -174,7 +174,7 @@ def test_the_smallest_failure_counts():
             [],
             id="a large space is not listed",
         ),
-        pytest.param(spec(workload={"global_batch": 16}), [measured(0, EAGER, 9000)], [GRAPHS], id="a known trap"),
+        pytest.param(spec(workload={"global_batch": 16}), [measured(0, EAGER, 9000)], [GRAPHS], id="a known known_to_fail"),
         pytest.param(
             spec(space=SMALL_SPACE),
             [measured(0, EAGER, 9000), failed(1, LAYER, K.OOM)],

@@ -16,7 +16,7 @@ from autocompile.search import (
     compile_deadline,
     next_step,
 )
-from autocompile.search.canonical import trap
+from autocompile.search.canonical import known_to_fail
 from autocompile.spec import FULL_DEPTH, Grid, Paired, Role
 from tests.unit.search_cases import (
     CPU,
@@ -435,8 +435,8 @@ def test_not_admissible(settings, records):
 
 def test_pairs_known_to_fail_get_one_try_when_all_else_is_tried():
     study = spec(pinned={"scope": "layer", "gradient_checkpointing": True, "sdpa": "auto", "fullgraph": False})
-    usual = [c for c in candidates(study, facts()) if trap(c, study.workload) is None]
-    traps = [c for c in candidates(study, facts()) if trap(c, study.workload)]
+    usual = [c for c in candidates(study, facts()) if known_to_fail(c) is None]
+    traps = [c for c in candidates(study, facts()) if known_to_fail(c)]
     records = [measured(n, c, 9000) for n, c in enumerate([config(gradient_checkpointing=True), *usual])]
     assert not any(map(admissible(study, facts(), records[:-1], 0), traps))
     assert all(map(admissible(study, facts(), records, 0), traps))
