@@ -1,6 +1,7 @@
 # make tune    the main job: on a GPU a short Llama-2-7B LoRA study, without one tiny-llama on the CPU
 # make test    everything that CI runs
 # make setup   .venv alone
+# make test-gpu    what a CPU cannot show, on one GPU
 # PYTHON=python3 takes that interpreter as it is and builds nothing
 
 ifeq ($(origin PYTHON),command line)
@@ -13,9 +14,8 @@ endif
 HAS_GPU = $(PYTHON) -c 'import pynvml; pynvml.nvmlInit(); raise SystemExit(not pynvml.nvmlDeviceGetCount())' 2>/dev/null
 GPU_STUDY = --model llama2-7b --seq-len 512 --budget 9m
 CPU_STUDY = --model tiny-llama --search-space quick --seq-len 128 --budget 3m
-WORKERS = 2
 
-.PHONY: setup tune test lint
+.PHONY: setup tune test test-gpu lint
 
 setup: $(READY)
 
@@ -34,4 +34,7 @@ lint: $(READY)
 	$(PYTHON) -m mypy
 
 test: lint
-	$(PYTHON) -m pytest -n $(WORKERS) --dist loadfile tests/unit tests/contract tests/isolation tests/acceptance
+	$(PYTHON) -m pytest tests/unit tests/contract tests/isolation tests/acceptance
+
+test-gpu: $(READY)
+	$(PYTHON) -m pytest -n 0 -v -s tests/gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import threading
@@ -12,30 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autocompile.errors import MachineError, UserError
+from autocompile.errors import UserError
 from autocompile.executors.local import LocalExecutor
-from autocompile.report import Study
+from autocompile.place import STORAGE, STUDIES, Place
 from autocompile.settings import Settings, study_spec
 from autocompile.spec import Facts, StudySpec, resolved
 from autocompile.storage import Storage, exists
 from autocompile.tuner import Event, StudyResult, TrialEnded, WallClock, open_study, preflight
 from autocompile.tuner import tune as run_slices
-from autocompile.values import write_aside
-
-STORAGE = "sqlite:///studies/autocompile.db"
-STUDIES = Path("studies")
 
 log = logging.getLogger("autocompile")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a study is kept and what runs its slices; no part of what makes it another study."""
-
-    study: str | None = None
-    storage: str = STORAGE
-    python: str = sys.executable
-    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,27 +33,25 @@ class Opened:
     spec: StudySpec
     facts: Facts
     folder: Path
-    place: Place
+    slots: tuple[tuple[int, ...], ...]
     storage: Storage
     executor: LocalExecutor
     stop: threading.Event
     began: float
 
     def run(self, watch: Callable[[Event], None]) -> StudyResult:
-        """Measure until there is a verdict, and write ``report.md``."""
-        result = run_slices(
+        """Measure until there is a verdict; whatever ends it, the study's files hold what is known."""
+        return run_slices(
             self.spec,
             name=self.name,
             storage=self.storage,
             executor=self.executor,
             folder=self.folder,
-            slots=slots(self.facts, self.place.gpus),
+            slots=self.slots,
             stop=self.stop,
             watch=watch,
             began=self.began,
         )
-        write_report(result, self.folder)
-        return result
 
 
 @contextmanager
@@ -76,18 +61,20 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
     exists(place.storage)  # a storage that cannot be is refused at once
     if place.study is not None and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", place.study) is None:
         raise UserError(f'--study: expected letters, digits, ".", "_" and "-", found "{place.study}"')
+    check_mask(place.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     stop = threading.Event()
     executor = LocalExecutor(place.python, stop)
-    facts = preflight(spec, executor, folder_root=STUDIES, devices=place.gpus)
+    facts = preflight(spec, executor, folder_root=Path(STUDIES), devices=place.gpus)
+    parallel = slots(facts, place.gpus)
     spec = spec.model_copy(update={"workload": resolved(spec.workload, facts)})
     with Storage.open(place.storage) as storage:
-        name = open_study(spec, name=place.study, storage=storage, facts=facts, folder_root=STUDIES)
+        name = open_study(spec, name=place.study, storage=storage, facts=facts, folder_root=Path(STUDIES))
         yield Opened(
             name=name,
             spec=spec,
             facts=facts,
-            folder=STUDIES / name,
-            place=place,
+            folder=Path(STUDIES, name),
+            slots=parallel,
             storage=storage,
             executor=executor,
             stop=stop,
@@ -96,17 +83,26 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
 
 
 def slots(facts: Facts, gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The GPUs of each slice that may run at the same time: one slice for each GPU, one in all on a CPU."""
+    """The GPUs of each slice that may run at the same time: one slice for each GPU, one in all on a CPU.
+
+    UserError where they differ, since one study compares configs on one kind of GPU.
+    """
     if facts.devices[0].type == "cpu":
         return ((),)
-    return tuple((index,) for index in gpus or range(len(facts.devices)))
+    indices = tuple(gpus or range(len(facts.devices)))
+    if len({device.name for device in facts.devices}) > 1:
+        names = ", ".join(f"{index}: {device.name}" for index, device in zip(indices, facts.devices, strict=False))
+        raise UserError(f"--gpus: expected GPUs of one kind, found {names}; name those to use")
+    return tuple((index,) for index in indices)
 
 
-def write_report(study: Study, folder: Path) -> None:
-    try:
-        write_aside(folder / "report.md", study.report())
-    except OSError as error:
-        raise MachineError(f"{folder / 'report.md'}: cannot be written: {error.strerror}") from error
+def check_mask(gpus: Sequence[int], mask: str | None) -> None:
+    """UserError for an index beyond the GPUs that ``mask``, the user's CUDA_VISIBLE_DEVICES if set, leaves visible."""
+    if mask is None:
+        return
+    n_visible = len([name for name in mask.split(",") if name.strip()])
+    if hidden := [index for index in gpus if index >= n_visible]:
+        raise UserError(f'--gpus: CUDA_VISIBLE_DEVICES="{mask}" leaves {n_visible} visible, found index {hidden[0]}')
 
 
 def tune(

@@ -17,7 +17,7 @@ from autocompile.errors import ConfigMismatch
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
-from autocompile.spec import BestConfig, Method
+from autocompile.spec import BestConfig, Method, major_minor
 
 log = logging.getLogger("autocompile")
 
@@ -120,8 +120,8 @@ def _mismatches(model: nn.Module, best: BestConfig) -> list[str]:
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
     found: dict[str, object] = {
         "gpu": here.get("gpu"),
-        "torch": _minor(here.get("torch")),
-        "triton": _minor(here.get("triton")),
+        "torch": major_minor(here.get("torch")),
+        "triton": major_minor(here.get("triton")),
         "method": str(method),
         "model_type": getattr(config, "model_type", None),
         "world_size": world,
@@ -132,10 +132,6 @@ def _mismatches(model: nn.Module, best: BestConfig) -> list[str]:
         for field, value in found.items()
         if wanted[field] != value
     ]
-
-
-def _minor(version: str | None) -> str | None:
-    return ".".join(version.split("+")[0].split(".")[:2]) if version else None
 
 
 def _warn_if_used(model: nn.Module) -> None:

@@ -9,17 +9,13 @@ from pydantic import ValidationError
 
 from autocompile.errors import UserError
 from autocompile.spec import BestConfig
-from autocompile.values import write_aside
+from autocompile.values import parse_yaml, read_text, write_aside
 
 
 def load(path: str | Path) -> BestConfig:
     """Raises UserError with the file and the field for anything that is not a best-config file."""
     try:
-        return BestConfig.model_validate(yaml.safe_load(Path(path).read_text()))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {str(error).splitlines()[0]}") from error
+        return BestConfig.model_validate(parse_yaml(read_text(Path(path)), source=str(path)))
     except ValidationError as error:
         first = error.errors()[0]
         raise UserError(f"{path}: {'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import yaml
 from pydantic import Field
 
 from autocompile.errors import UserError
-from autocompile.values import Value
+from autocompile.values import Value, nearest
 
 Source = Literal["catalogue", "directory", "hub"]
 
@@ -43,6 +42,5 @@ def source_of(model: str) -> Source:
         return "directory"
     if model.count("/") == 1 and not model.startswith((".", "/", "~")) and not model.endswith("/"):
         return "hub"
-    close = difflib.get_close_matches(model.lower(), catalogue(), n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(catalogue())}"
-    raise UserError(f'model: expected a catalogue name, ORG/NAME or a directory, found "{model}"; {hint}')
+    wanted = "expected a catalogue name, ORG/NAME or a directory"
+    raise UserError(f'model: {wanted}, found "{model}"; {nearest(model, catalogue())}')

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from autocompile.values import shown
+
 KnobValue: TypeAlias = bool | int | float | str
 
 SCOPES = ("none", "model", "layer", "attention", "mlp")
@@ -50,13 +52,13 @@ def problem(name: str, value: object) -> str | None:
     knob = KNOBS[name]
     if knob.values is None:
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-        return None if whole else f"expected a whole number from 1, found {value!r}"
+        return None if whole else f"expected a whole number from 1, found {shown(value)}"
     if knob.pattern and isinstance(value, str) and is_pattern(value):
         return None
     if any(value == known and type(value) is type(known) for known in knob.values):
         return None
     wanted = ", ".join(str(known).lower() if isinstance(known, bool) else str(known) for known in knob.values)
-    return f"expected one of {wanted}{' or a pattern such as *.q_proj' if knob.pattern else ''}, found {value!r}"
+    return f"expected one of {wanted}{' or a pattern such as *.q_proj' if knob.pattern else ''}, found {shown(value)}"
 
 
 def coerce(name: str, value: object) -> object:

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from autocompile.catalogue import source_of
 from autocompile.errors import UserError
-from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
-from autocompile.space import load_space, nearest
+from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue, coerce, problem
+from autocompile.space import load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
-from autocompile.values import parse_duration, parse_percent, parse_tokens
+from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
 DEFAULT_BUDGET = "30m"
 _SETTABLE = ("optimizer", "mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
@@ -67,21 +67,14 @@ def study_spec(settings: Settings) -> StudySpec:
     else:
         _refuse_beside_a_spec(settings)
         spec = read_spec(Path(settings.spec))
-    planned = _planned_tokens(settings, spec.workload) or spec.planned_tokens
-    return spec.model_copy(update={"budget": _budget(settings, spec.budget), "planned_tokens": planned})
+    return spec.model_copy(update={"budget": _budget(settings, spec.budget), **_planned_run(settings, spec.workload)})
 
 
 def read_spec(path: Path) -> StudySpec:
     """A study's spec from YAML; ``space`` may be a file, the name of a shipped one, or the whole space."""
-    try:
-        data = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{path}:{line}: not YAML: {error.problem}") from error
+    data = parse_yaml(read_text(path), source=str(path))
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping with workload and space, found {type(data).__name__}")
+        raise UserError(f"{path}: expected a mapping with workload and space, found {shown(data)}")
     if isinstance(data.get("space"), str):
         data = {**data, "space": load_space(data["space"]).model_dump(mode="json")}
     return _validated(data, source=str(path))
@@ -140,7 +133,7 @@ def _assignment(word: str) -> tuple[str, KnobValue]:
         raise UserError(f'--set: expected KEY=VALUE, found "{word}"')
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:  # a pattern such as *.q_proj is an alias to YAML
+    except (yaml.YAMLError, ValueError):  # a pattern such as *.q_proj is an alias to YAML, 2026-02-30 is no date
         value = text
     return key, value if isinstance(value, bool | int | float | str) else text
 
@@ -174,18 +167,19 @@ def _refuse_beside_a_spec(settings: Settings) -> None:
         raise UserError(f"--{given[0].replace('_', '-')}: the spec file says this already; change it there")
 
 
-def _planned_tokens(settings: Settings, workload: WorkloadSpec) -> int | None:
+def _planned_run(settings: Settings, workload: WorkloadSpec) -> dict[str, int | None]:
+    """The fields of the spec that say how long the planned run is; none of them where no flag does."""
     if settings.tokens is not None and settings.steps is not None:
         raise UserError("expected at most one of --tokens and --steps")
     if settings.tokens is not None:
-        return parse_tokens(settings.tokens)
+        return {"planned_tokens": parse_tokens(settings.tokens), "planned_steps": None}
     if settings.steps is None:
-        return None
+        return {}
     if settings.steps < 1:
         raise UserError(f"--steps: expected a whole number from 1, found {settings.steps}")
     if workload.global_batch is None:
         raise UserError("--steps: needs --global-batch, since a step of the planned run is one global batch")
-    return settings.steps * workload.global_batch * workload.sequence_length
+    return {"planned_tokens": None, "planned_steps": settings.steps}
 
 
 def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
@@ -200,10 +194,26 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         _legal(prefix, name, value)
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
-    micro_batch, global_batch = spec.pinned.get("micro_batch"), spec.workload.global_batch
-    if isinstance(micro_batch, int) and global_batch is not None and global_batch % micro_batch:
-        raise UserError(f"micro_batch={micro_batch} does not divide the global batch of {global_batch}")
+    _refuse_impossible_batches(spec)
     return spec
+
+
+def _refuse_impossible_batches(spec: StudySpec) -> None:
+    """What is pinned must leave something to measure; see `autocompile.search.canonical` for what is ruled out."""
+    global_batch, pinned = spec.workload.global_batch, spec.pinned
+    if global_batch is None:
+        return
+    micro_batch = pinned.get("micro_batch")
+    if isinstance(micro_batch, int) and global_batch % micro_batch:
+        raise UserError(f"micro_batch={micro_batch} does not divide the global batch of {global_batch}")
+    space = spec.space.parameters.get("micro_batch", ())
+    sizes = {int(value) for block in space for value in block.values()} or {int(KNOBS["micro_batch"].default)}
+    legal = {micro_batch} if isinstance(micro_batch, int) else sizes
+    if pinned.get("mode") in CUDA_GRAPH_MODES and pinned.get("scope") != "none" and global_batch not in legal:
+        wanted = f"a global batch that is one micro-batch ({', '.join(map(str, sorted(legal)))})"
+        raise UserError(
+            f"mode={pinned['mode']} does not bear gradient accumulation: expected {wanted}, found {global_batch}"
+        )
 
 
 def _complaints(error: ValidationError, source: str) -> Iterator[str]:

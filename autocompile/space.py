@@ -6,21 +6,20 @@ conditions do not hold keeps its default, so every config is complete.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from autocompile.errors import UserError
-from autocompile.knob_table import KNOBS, KnobValue, coerce, is_pattern, problem
-from autocompile.values import Value
+from autocompile.knob_table import KNOBS, KnobValue, is_pattern
+from autocompile.space_rules import coerced, complaints, in_words, line_of
+from autocompile.values import Value, parse_yaml, read_text, shown
 
 Config: TypeAlias = Mapping[str, KnobValue]
 Traits: TypeAlias = Mapping[str, KnobValue]
-FACTS = ("device", "method", "parallel", "world_size", "shapes", "gpu_capability")
 
 
 class Choices(Value):
@@ -50,12 +49,6 @@ class Range(Value):
             return tuple(range(self.low, self.high + 1))
         return tuple(self.low << power for power in range((self.high // self.low).bit_length()))
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Range:
-        if self.high < self.low:
-            raise ValueError(f"expected high >= low, found {self.high} < {self.low}")
-        return self
-
 
 Parameter: TypeAlias = Choices | Range
 
@@ -66,12 +59,15 @@ class SearchSpace(Value):
     format: Literal[1]
     parameters: dict[str, tuple[Annotated[Parameter, Field(union_mode="left_to_right")], ...]]
 
-    @field_validator("parameters", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _one_block_is_a_list_of_one(cls, parameters: object) -> object:
-        if not isinstance(parameters, dict):
-            return parameters
-        return {name: blocks if isinstance(blocks, list | tuple) else [blocks] for name, blocks in parameters.items()}
+    def _strict(cls, data: object) -> object:
+        if isinstance(data, SearchSpace):
+            return data
+        for path, message in complaints(data):
+            raise ValueError(in_words(path, message))
+        assert isinstance(data, dict)
+        return coerced(data)
 
     @model_validator(mode="after")
     def _ordered_by_dependency(self) -> SearchSpace:
@@ -160,126 +156,21 @@ def load_space(name_or_file: str) -> SearchSpace:
     elif Path(name_or_file).is_file():
         path = Path(name_or_file)
     else:
-        raise UserError(f"search space: expected a file or one of {', '.join(shipped)}, found {name_or_file!r}")
-    return parse_space(path.read_text(), source=path.name if name_or_file in shipped else name_or_file)
+        raise UserError(f"search space: expected a file or one of {', '.join(shipped)}, found {shown(name_or_file)}")
+    return parse_space(read_text(path), source=path.name if name_or_file in shipped else name_or_file)
 
 
 def parse_space(text: str, *, source: str) -> SearchSpace:
     """A search space from YAML text; every complaint is a UserError that begins ``source:line:``."""
+    data = parse_yaml(text, source=source)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UserError(f"{source}:{line}: not YAML: {error.problem}") from error
-    try:
-        complaint = _names_and_values(data)
-        space = None if complaint else SearchSpace.model_validate(_coerced(data))
-    except ValidationError as error:
-        first = error.errors()[0]
-        complaint = (_data_path(first["loc"]), first["msg"].removeprefix("Value error, "))
+        complaint = next(complaints(data), None)
+        space = None if complaint else SearchSpace.model_validate(data)
+    except ValidationError as error:  # conditions in a circle
+        complaint = ("parameters",), error.errors()[0]["msg"].removeprefix("Value error, ")
     if complaint:
         path, message = complaint
-        where = ".".join(str(part) for part in path)
-        raise UserError(f"{source}:{_line(node, path)}: {where + ': ' if where else ''}{message}")
+        line = line_of(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        raise UserError(f"{source}:{line}: {in_words(path, message)}")
     assert space is not None
     return space
-
-
-def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
-    """The end of a complaint about an unknown name: the nearest known names, or all of them."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
-
-
-def _blocks(data: dict[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str, Any]]:
-    """Each parameter block with its path in the file and its knob's name."""
-    for name, blocks in data["parameters"].items():
-        if isinstance(blocks, list):
-            yield from ((("parameters", name, index), name, block) for index, block in enumerate(blocks))
-        else:
-            yield ("parameters", name), name, blocks
-
-
-def _names_and_values(data: Any) -> tuple[tuple[str | int, ...], str] | None:
-    """The first complaint that pydantic would word badly: unknown names with the nearest ones, illegal knob values."""
-    if not isinstance(data, dict) or not isinstance(data.get("parameters"), dict):
-        return (), "expected a mapping with format and parameters"
-    for key in data:
-        if key not in SearchSpace.model_fields:
-            return (key,), f'unknown key "{key}"; {nearest(str(key), list(SearchSpace.model_fields))}'
-    for path, name, block in _blocks(data):
-        if name not in KNOBS:
-            return ("parameters", name), f'unknown knob "{name}"; {nearest(str(name), list(KNOBS))}'
-        if complaint := _block_complaint(path, name, block):
-            return complaint
-    return None
-
-
-def _block_complaint(path: tuple[str | int, ...], name: str, block: Any) -> tuple[tuple[str | int, ...], str] | None:
-    if not isinstance(block, dict):
-        return path, "expected a mapping with choices, or low and high, and default and why"
-    return _key_complaint(path, block) or _value_complaint(path, name, block)
-
-
-def _key_complaint(path: tuple[str | int, ...], block: dict[str, Any]) -> tuple[tuple[str | int, ...], str] | None:
-    fields = {**Choices.model_fields, **Range.model_fields}
-    for key in block:
-        if key not in fields:
-            return (*path, key), f'unknown key "{key}"; {nearest(str(key), list(fields))}'
-    for other in block.get("when") or {}:
-        if other not in KNOBS and other not in FACTS:
-            return (*path, "when", other), f'unknown condition "{other}"; {nearest(str(other), [*KNOBS, *FACTS])}'
-    return None
-
-
-def _value_complaint(
-    path: tuple[str | int, ...], name: str, block: dict[str, Any]
-) -> tuple[tuple[str | int, ...], str] | None:
-    for key in ("low", "high"):
-        if key in block and (not isinstance(block[key], int) or isinstance(block[key], bool)):
-            return (*path, key), f'expected a whole number, found "{block[key]}"'
-    listed = list(enumerate(block["choices"])) if isinstance(block.get("choices"), list) else []
-    for index, value in listed:
-        if wrong := problem(name, coerce(name, value)):
-            return (*path, "choices", index), wrong
-    if "default" in block and (wrong := problem(name, coerce(name, block["default"]))):
-        return (*path, "default"), wrong
-    return None
-
-
-def _coerced(data: dict[str, Any]) -> dict[str, Any]:
-    def block(name: str, raw: dict[str, Any]) -> dict[str, Any]:
-        when = {other: [coerce(other, v) for v in values] for other, values in (raw.get("when") or {}).items()}
-        choices = {"choices": [coerce(name, value) for value in raw["choices"]]} if "choices" in raw else {}
-        default = {"default": coerce(name, raw["default"])} if "default" in raw else {}
-        return {**raw, **choices, **default, "when": when}
-
-    parameters = {
-        name: [block(name, raw) for raw in (blocks if isinstance(blocks, list) else [blocks])]
-        for name, blocks in data["parameters"].items()
-    }
-    return {**data, "parameters": parameters}
-
-
-def _data_path(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """pydantic's location without the names of union members it puts in between."""
-    return tuple(part for part in location if part not in ("Choices", "Range"))
-
-
-def _line(node: yaml.Node | None, path: tuple[str | int, ...]) -> int:
-    """The line of the deepest node on this path that the file holds."""
-    line = 1
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            found = [(key, value) for key, value in node.value if key.value == str(part)]
-            if not found:
-                if part == 0 or part == "":
-                    continue
-                break
-            line, node = found[0][0].start_mark.line + 1, found[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-    return line

@@ -1,15 +1,18 @@
-"""What every data type here shares: immutability, strict fields, JSON, a stable hash, and parsing of amounts."""
+"""What every data type here shares: immutability, strict fields, JSON, a stable hash, and reading what users write."""
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import os
 import re
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict
 
 from autocompile.errors import UserError
@@ -55,6 +58,56 @@ def parse_percent(text: str) -> float:
     if match is None or float(match[1]) >= 100:
         raise UserError(f'memory headroom: expected a percentage such as 8%, found "{text}"')
     return float(match[1]) / 100
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a complaint about an unknown name: the nearest known names, or all of them."""
+    names = {one.lower(): one for one in known}
+    close = [names[found] for found in difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names.values())}"
+
+
+def shown(value: object) -> str:
+    """A value of a YAML file in a complaint: short, and on one line whatever it is."""
+    match value:
+        case None:
+            return "nothing"
+        case bool():
+            return str(value).lower()
+        case str():
+            return json.dumps(value, ensure_ascii=False)
+        case dict():
+            return "a mapping"
+        case list() | tuple():
+            return "a list" if value else "an empty list"
+    return str(value)
+
+
+def read_text(path: Path) -> str:
+    """The text of a user's file; UserError where it cannot be read or is no UTF-8."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}:{line}: expected UTF-8 text, found byte 0x{data[error.start]:02x}") from error
+
+
+def parse_yaml(text: str, *, source: str) -> Any:
+    """The plain data of one YAML document; UserError with ``source:line:`` where it is none."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UserError(f"{source}:{line}: not YAML: {error.problem}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UserError(f"{source}:{line}: not YAML: expected text, found character U+{error.character:04X}") from error
+    except ValueError as error:  # a date such as 2026-02-30
+        raise UserError(f"{source}: not YAML: {error}") from error
 
 
 def write_aside(path: Path, text: str) -> None:

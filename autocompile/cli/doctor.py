@@ -12,7 +12,7 @@ from autocompile.errors import MachineError
 
 _NEEDED = ("torch", "transformers", "peft", "accelerate", "optuna", "sqlalchemy", "alembic")
 _OPTIONAL = ("triton", "bitsandbytes", "deepspeed")
-_DISK_BYTES = 2 * 1024**3
+_DISK_BYTES = 1024**3  # as the preflight wants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,5 +106,5 @@ def _text(value: object) -> str:
 
 def _disk(folder: str) -> Finding:
     free = shutil.disk_usage(folder).free
-    missing = None if free >= _DISK_BYTES else f"less than 2 GiB free in {folder}"
+    missing = None if free >= _DISK_BYTES else f"less than 1 GiB free in {folder}"
     return Finding(what="disk", found=f"{free / 1024**3:.0f} GiB free here", missing=missing)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from autocompile.cli.flags import DEFAULT_STORAGE, StorageFlag, StudyArgument
+from autocompile.cli.flags import StorageFlag, StudyArgument
+from autocompile.place import STORAGE
 
 
-def report(study: StudyArgument, storage: StorageFlag = DEFAULT_STORAGE) -> None:
+def report(study: StudyArgument, storage: StorageFlag = STORAGE) -> None:
     """Print a study's report in Markdown."""
     from autocompile.cli.stored import read_study
 

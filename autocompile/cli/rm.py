@@ -6,13 +6,14 @@ from typing import Annotated
 
 import typer
 
-from autocompile.cli.flags import DEFAULT_STORAGE, STUDIES_FOLDER, StorageFlag, StudyArgument
+from autocompile.cli.flags import StorageFlag, StudyArgument
 from autocompile.errors import MachineError
+from autocompile.place import STORAGE, STUDIES
 
 
 def rm(
     study: StudyArgument,
-    storage: StorageFlag = DEFAULT_STORAGE,
+    storage: StorageFlag = STORAGE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Delete a study from its storage, with its folder."""
@@ -21,7 +22,7 @@ def rm(
 
     from autocompile.cli.stored import load_study, open_existing
 
-    folder = Path(STUDIES_FOLDER, study)
+    folder = Path(STUDIES, study)
     with open_existing(storage) as opened:
         n_trials = len(load_study(opened, study).records)
         files = f" and the folder {folder}" if folder.is_dir() else ""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from autocompile.cli.flags import DEFAULT_STORAGE, JsonFlag, StorageFlag, StudyArgument
+from autocompile.cli.flags import JsonFlag, StorageFlag, StudyArgument
+from autocompile.place import STORAGE
 
 
-def show(study: StudyArgument, storage: StorageFlag = DEFAULT_STORAGE, json: JsonFlag = False) -> None:
+def show(study: StudyArgument, storage: StorageFlag = STORAGE, json: JsonFlag = False) -> None:
     """Show a study: its best configs, its failures and its verdict."""
     from autocompile.cli.stored import print_document, read_study
 

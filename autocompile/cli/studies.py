@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autocompile.cli.flags import DEFAULT_STORAGE, StorageFlag
+from autocompile.cli.flags import StorageFlag
+from autocompile.place import STORAGE
 
 if TYPE_CHECKING:
     from autocompile.report import Study
 
 
-def studies(storage: StorageFlag = DEFAULT_STORAGE) -> None:
+def studies(storage: StorageFlag = STORAGE) -> None:
     """List the studies of a storage with their results."""
     from rich.console import Console
     from rich.table import Table

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autocompile.cli.flags import DEFAULT_STORAGE, JsonFlag, StorageFlag
+from autocompile.cli.flags import JsonFlag, StorageFlag
 from autocompile.errors import NothingMeasured, UserError
+from autocompile.place import STORAGE, Place
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +75,7 @@ def tune(
     device: Device = None,
     gpus: Gpus = None,
     study: StudyName = None,
-    storage: StorageFlag = DEFAULT_STORAGE,
+    storage: StorageFlag = STORAGE,
     python: Python = None,
     seed: Seed = None,
     weights: Weights = False,
@@ -84,7 +85,8 @@ def tune(
     """Measure training slices of this model on this machine, and end with a verdict on torch.compile."""
     settings = _settings(locals())  # taken before there are other names
     console = _console()
-    result = _run(settings, console, study=study, storage=storage, python=python or sys.executable, gpus=gpus)
+    place = Place(study=study, storage=storage, python=python or sys.executable, gpus=parse_gpus(gpus))
+    result = _run(settings, console, place)
     if json:
         from autocompile.cli.stored import print_document
 
@@ -109,21 +111,18 @@ def _console() -> Console:
     return console
 
 
-def _run(
-    settings: Settings, console: Console, *, study: str | None, storage: str, python: str, gpus: str | None
-) -> StudyResult:
+def _run(settings: Settings, console: Console, place: Place) -> StudyResult:
     from autocompile.settings import study_spec
 
     spec = study_spec(settings)
-    indices = parse_gpus(gpus)
-    if indices and spec.workload.device == "cpu":
+    if place.gpus and spec.workload.device == "cpu":
         raise UserError("--gpus: there are none to use with --device cpu")
 
     console.print("checking the machine and the workload ...")
-    from autocompile.api import Place, opened
+    from autocompile.api import opened
     from autocompile.cli.live import watching
 
-    with opened(spec, Place(study=study, storage=storage, python=python, gpus=indices)) as ready:
+    with opened(spec, place) as ready:
         for line in introduction(ready):
             console.print(line, markup=False)
         with watching(console, spec.budget.seconds) as watch:

@@ -6,30 +6,20 @@ import re
 import signal
 from dataclasses import dataclass
 
+from autocompile import failure_texts
 from autocompile.executors.deadlines import Overdue
 from autocompile.records import Failure, FailureKind, Progress, Stage
 
 INTERRUPTED = "interrupted"  # subkinds of a slice that we ended ourselves and that says nothing about its config
 BUDGET = "budget"
 
-_NEARLY_FULL = 0.9
-
 _HOST_OOM = re.compile(r"DefaultCPUAllocator: can't allocate memory|^MemoryError|killed by signal: Killed", re.M)
 _MACHINE = re.compile(r"Address already in use|No space left on device|Read-only file system", re.I)
 _NO_MODULE = re.compile(r"ModuleNotFoundError|No module named")
-_FAULT = re.compile(
-    r"illegal memory access|cudaErrorIllegalAddress|device-side assert triggered|misaligned address"
-    r"|unspecified launch failure|\bXid\b"
-)
-_PLAIN_OOM = re.compile(r"OutOfMemoryError|(CUDA|HIP|XPU|MPS backend) out of memory")
-# Texts behind which an exhausted device hides (pytorch#81620, pytorch#185240, pytorch#152302, bitsandbytes#959, #597)
-_DISGUISED_OOM = re.compile(
-    r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-    r"|CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR|Unable to find an engine to execute this computation"
-    r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|!handles_\.at\(i\) INTERNAL ASSERT FAILED"
-    r"|CUDA driver error: device not ready|Cuda failure 'out of memory'|Failed to CUDA calloc"
-    r"|Error out of memory at line \d+|terminate called after throwing an instance of 'c10::Error'"
-)
+_BROKEN_DEVICE = re.compile(failure_texts.BROKEN_DEVICE)
+_PLAIN_OOM = re.compile(rf"OutOfMemoryError|{failure_texts.PLAIN_OOM}")
+_DISGUISED_OOM = re.compile(failure_texts.DISGUISED_OOM)
+_FAILED_CALL = re.compile(failure_texts.FAILED_CALL)
 _CUDA_TEXT = re.compile(r"cuda|cublas|cudnn|nccl|\bhip\b|\bXid\b", re.I)
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
@@ -98,12 +88,14 @@ def _of_text(status: int, log_tail: str, *, told: bool, full: bool) -> tuple[Fai
         return FailureKind.INFRASTRUCTURE, f"the slice could not start ({ended})"
     if _MACHINE.search(log_tail):
         return FailureKind.INFRASTRUCTURE, ended
-    if _FAULT.search(log_tail):
+    if _BROKEN_DEVICE.search(log_tail):
         return FailureKind.GPU_FAULT, ended
     if _PLAIN_OOM.search(log_tail):
         return FailureKind.OOM, ended
     if _DISGUISED_OOM.search(log_tail):
         return (FailureKind.OOM if full else FailureKind.GPU_FAULT), ended
+    if _FAILED_CALL.search(log_tail):
+        return FailureKind.GPU_FAULT, ended
     if _HOST_OOM.search(log_tail):
         return FailureKind.HOST_OOM, ended
     return FailureKind.UNKNOWN, ended
@@ -115,7 +107,7 @@ def _is_nearly_full(progress: Progress | None, device_memory_bytes: int | None) 
     used = progress.device_memory_bytes or 0
     if used >= device_memory_bytes:  # no driver reports every byte as used: a child that told the total instead
         used = 0
-    return max(used, progress.reserved_memory_bytes or 0) / device_memory_bytes > _NEARLY_FULL
+    return max(used, progress.reserved_memory_bytes or 0) / device_memory_bytes > failure_texts.NEARLY_FULL
 
 
 def _last_words(log_tail: str) -> str:

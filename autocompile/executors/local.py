@@ -8,14 +8,19 @@ Not covered: what `autocompile.processes` does not cover, and hostile code.
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from autocompile.errors import MachineError
 from autocompile.executors.deadlines import Limits, Pace, observe, overdue
 from autocompile.executors.exits import Ending, failure_of
 from autocompile.processes import Tree, started
@@ -24,6 +29,7 @@ from autocompile.spec import Facts, PreflightRequest, SliceRequest
 from autocompile.values import write_aside
 
 _TICK_SECONDS = 0.05
+_PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _LOG_TAIL_BYTES = 16_384
 _NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP")
 _PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
@@ -39,6 +45,9 @@ class LocalExecutor:
         self._stop = stop
         self._limits = limits or Limits()
         self._device_memory_bytes: int | None = None  # from the preflight, which comes first
+        self._package = _package(python)
+        if self._package is not _PACKAGE_PARENT:
+            weakref.finalize(self, shutil.rmtree, self._package.parent, ignore_errors=True)
 
     def run(self, request: SliceRequest, folder: Path) -> Answer:
         try:
@@ -46,8 +55,9 @@ class LocalExecutor:
         except OSError as error:
             return _machine(request, f"cannot write the slice's files: {error}")
         command = [self._python, "-m", "autocompile.slice", str(folder)]
+        environment = _environment(request, os.environ, self._package)
         try:
-            with started(command, environment=_environment(request, os.environ), log=folder / "log.txt") as tree:
+            with started(command, environment=environment, log=folder / "log.txt") as tree:
                 ending = self._watch(tree, request, folder)
         except OSError as error:
             return _machine(request, f"cannot start the slice: {error}")
@@ -93,16 +103,32 @@ def _lay_out(request: SliceRequest, folder: Path) -> None:
     write_aside(folder / "request.json", request.model_dump_json(indent=2))
 
 
-def _environment(request: SliceRequest, ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, less what would redirect torch's caches; the child finds this very package, installed there or not."""
-    package_parent = str(Path(__file__).resolve().parents[2])
+def _package(python: str) -> Path:
+    """The folder in which ``python`` shall find this very package, installed there or not.
+
+    Where we are installed lie torch and all else of ours too, which may not shadow what another interpreter has: it
+    gets a folder that holds a link to the package alone, named as reports know to leave out.
+    """
+    if python == sys.executable or _PACKAGE_PARENT.name not in ("site-packages", "dist-packages"):
+        return _PACKAGE_PARENT
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="autocompile-"), "site-packages")
+        folder.mkdir()
+        (folder / "autocompile").symlink_to(_PACKAGE_PARENT / "autocompile")
+    except OSError as error:
+        raise MachineError(f"cannot link the package for {python}: {error}") from error
+    return folder
+
+
+def _environment(request: SliceRequest, ours: Mapping[str, str], package_parent: Path) -> dict[str, str]:
+    """Ours, less what would redirect torch's caches."""
     inherited = {name: value for name, value in ours.items() if name not in _NOT_INHERITED}
     visible = [name for name in ours.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     chosen = [visible[index] if index < len(visible) else str(index) for index in request.devices]
     return {
         **inherited,
         **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}),
-        "PYTHONPATH": os.pathsep.join([package_parent, *filter(None, [ours.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(package_parent), *filter(None, [ours.get("PYTHONPATH")])]),
         "TORCHINDUCTOR_CACHE_DIR": request.cache_folder,
     }
 

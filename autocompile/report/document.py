@@ -17,6 +17,7 @@ _PACKAGES = re.compile(r"(?:[A-Za-z]:)?/[^\s'\":,;()]*?/(?:site|dist)-packages/"
 _STANDARD_LIBRARY = re.compile(r"/[^\s'\":,;()]*?/lib(?:64)?/(?=python3\.\d+/)")
 _HOMES = re.compile(r"(?<![\w.])(?:/(?:home|Users)/[^/\s'\":,;()]+|/root(?=[/\s'\":,;()]|$))")
 _CACHE_OF_USER = re.compile(r"torchinductor_[^/\s'\":,;()]+")
+_SENTENCE_OR_PATH = re.compile(r"[\s/:]")  # a bare word is a value of ours, though a user may have its name
 _COMMON_WORDS = ("root", "localhost", "user", "main", "test", "cuda", "torch")
 
 
@@ -47,7 +48,7 @@ def scrub(text: str, places: Places) -> str:
         if len(folder) > 1:
             text = re.sub(rf"(?<![\w.]){re.escape(folder)}(?:/|(?![\w.-]))", _relative, text)
     text = _CACHE_OF_USER.sub("torchinductor", _HOMES.sub("~", _STANDARD_LIBRARY.sub("", text)))
-    for name in places.names:
+    for name in places.names if _SENTENCE_OR_PATH.search(text) else ():
         if len(name) > 2 and name not in _COMMON_WORDS:
             text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?:\.[a-z][\w-]*)*(?![\w-])", "...", text)
     return text

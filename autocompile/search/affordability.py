@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from autocompile.search.canonical import candidates, compiled_scopes, without_compile, in_space, is_eager, key
+from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key, without_compile
 from autocompile.search.cost import compile_seconds, confirm_seconds, slice_seconds
 from autocompile.search.history import History
 from autocompile.search.lessons import reason_against

@@ -141,7 +141,9 @@ def _has_regions(facts: Facts, config: Config) -> bool:
     """A model without such a part cannot be compiled at this scope, one without layers cannot checkpoint them."""
     if facts.regions is None:
         return True
-    needed = {config["scope"]} & {"layer", "attention", "mlp"} | ({"layer"} if config["gradient_checkpointing"] else set())
+    needed = {config["scope"]} & {"layer", "attention", "mlp"} | (
+        {"layer"} if config["gradient_checkpointing"] else set()
+    )
     return needed <= facts.regions.keys()
 
 

@@ -9,15 +9,15 @@ from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import (
     canonical,
     compiled_scopes,
-    without_compile,
     in_space,
     is_eager,
     key,
+    known_to_fail,
     ladder,
     micro_batch,
     settings,
     starting_point,
-    known_to_fail,
+    without_compile,
 )
 from autocompile.search.history import History, is_over, tight_memory
 from autocompile.search.lessons import reason_against

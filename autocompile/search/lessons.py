@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from autocompile.knob_table import KNOBS
 from autocompile.records import FailureKind, State, TrialRecord
-from autocompile.search.canonical import is_eager, micro_batch, known_to_fail
+from autocompile.search.canonical import is_eager, known_to_fail, micro_batch
 from autocompile.search.cost import compile_weight
 from autocompile.space import Config
 from autocompile.spec import FULL_DEPTH

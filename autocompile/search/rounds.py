@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autocompile.search.canonical import Key, canonical, without_compile, key, starting_point
+from autocompile.search.canonical import Key, canonical, key, starting_point, without_compile
 from autocompile.search.history import History, Score, is_over
 from autocompile.search.lessons import reason_against
 from autocompile.space import Config

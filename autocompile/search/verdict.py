@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from autocompile.records import Result, State, TrialRecord, Verdict
-from autocompile.search.canonical import Key, without_compile, is_eager, key
+from autocompile.search.canonical import Key, is_eager, key, without_compile
 from autocompile.search.history import History, Score
 from autocompile.search.known_good import plain_compile
 from autocompile.search.rounds import PROCESS_ALLOWANCE, settled, simplest

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
+from autocompile.failure_texts import BROKEN_DEVICE, DISGUISED_OOM, FAILED_CALL, NEARLY_FULL, PLAIN_OOM
 from autocompile.knobs import NotApplicable
 from autocompile.records import Failure, FailureKind, Stage
 from autocompile.slice.measure import RecompileStorm
 from autocompile.slice.parity import NumericsMismatch
 from autocompile.workloads.job import MachineFault, WorkloadError
 
-NEARLY_FULL = 0.9  # share of the device's memory above which an ambiguous CUDA text counts as out of memory
 _MESSAGE_LENGTH = 400
 
 
@@ -81,16 +81,6 @@ def _disk(seen: _Seen) -> bool:
     return isinstance(seen.error, OSError) and seen.error.errno in full_or_forbidden
 
 
-_DISGUISED_OOM = (
-    r"CUDA error: out of memory|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-    r"|CUDNN_STATUS_NOT_INITIALIZED|CUDNN_STATUS_INTERNAL_ERROR|Unable to find an engine to execute"
-    r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED|handles_\.at\(i\) INTERNAL ASSERT FAILED"
-    r"|Failed to CUDA calloc|Cuda failure 'out of memory'|Error out of memory at line"
-)
-_FAULT = (
-    r"illegal memory access|cudaErrorIllegalAddress|device-side assert|misaligned address|unspecified launch failure"
-    r"|CUDA error:|CUDA driver error|CUBLAS_STATUS_|CUDNN_STATUS_|INTERNAL ASSERT FAILED.*CUDACachingAllocator"
-)
 _SDPA = (
     r"No viable backend for scaled_dot_product_attention|No available kernel\.\s+Aborting execution"
     r"|No execution plans support the graph|cuDNN Frontend error|Explicit attn_mask should not be set when is_causal"
@@ -111,9 +101,9 @@ _RULES = (
     _Rule(FailureKind.INFRASTRUCTURE, _says(_BROKEN_CACHE), "cache_folder"),
     _Rule(FailureKind.INFRASTRUCTURE, _disk, "cache_folder"),
     _Rule(FailureKind.OOM, lambda seen: isinstance(seen.error, torch.OutOfMemoryError)),
-    _Rule(FailureKind.OOM, _says(r"(CUDA|HIP|XPU|MPS backend) out of memory")),
-    _Rule(FailureKind.OOM, lambda seen: _says(_DISGUISED_OOM)(seen) and seen.memory_share > NEARLY_FULL, "disguised"),
-    _Rule(FailureKind.GPU_FAULT, _says(_FAULT)),
+    _Rule(FailureKind.OOM, _says(PLAIN_OOM)),
+    _Rule(FailureKind.OOM, lambda seen: _says(DISGUISED_OOM)(seen) and seen.memory_share > NEARLY_FULL, "disguised"),
+    _Rule(FailureKind.GPU_FAULT, _says(f"{BROKEN_DEVICE}|{FAILED_CALL}")),
     _Rule(FailureKind.HOST_OOM, _says(r"DefaultCPUAllocator|Killed signal terminated program")),
     _Rule(FailureKind.HOST_OOM, lambda seen: isinstance(seen.error, MemoryError)),
     _Rule(FailureKind.RECOMPILE_STORM, _classed(RecompileStorm.__name__, "FailOnRecompileLimitHit", "RecompileError")),

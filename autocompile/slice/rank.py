@@ -77,28 +77,18 @@ def _measured(run: _Run) -> Measurement:
     began = time.perf_counter()
     request, reporter = run.request, run.reporter
     reporter.enter(Stage.BUILD)
-    context = Context.of(
-        request.workload,
-        device=run.device,
-        micro_batch=int(request.config["micro_batch"]),
-        seed=request.seed,
-        depth=request.fidelity.layers,
-    )
-    run.job = job = prepare(context, request.workload)
+    run.job = job = prepare(_context(run), request.workload)
     n_micro_batches = gradient_accumulation(request.workload, request.config)
     batches = _cycles(job, n_micro_batches)
     first = next(batches)
     eager = eager_loss(job, first)
-    if run.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(run.device)  # neither the build nor the eager forward is the config's
+    _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
     run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
-    optimizer = job.optimizer(trainable(job.model))
+    stepper = _stepper(run, itertools.chain([first], batches), job.optimizer(trainable(job.model)))
     setup_seconds = time.perf_counter() - began
 
     reporter.enter(Stage.COMPILE)
-    stepper = _stepper(run, itertools.chain([first], batches), optimizer)
     losses = [_first_step(run, stepper, eager)]
     reporter.enter(Stage.WARMUP)
     losses += warm_up(stepper)
@@ -114,6 +104,24 @@ def _measured(run: _Run) -> Measurement:
     measurement = _measurement(run, step_seconds, tokens / step_seconds.median, setup_seconds)
     run.kernels = _profiled_kernels(stepper)
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
+
+
+def _context(run: _Run) -> Context:
+    request = run.request
+    return Context.of(
+        request.workload,
+        device=run.device,
+        micro_batch=int(request.config["micro_batch"]),
+        seed=request.seed,
+        depth=request.fidelity.layers,
+    )
+
+
+def _forget_peaks(device: torch.device) -> None:
+    """Neither the build nor the eager forward before the knobs is the config's."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def _window(run: _Run, stepper: Stepper) -> tuple[StepSeconds, list[float]]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from autocompile.best_file import save
 from autocompile.errors import MachineError
 from autocompile.executors import Executor
 from autocompile.records import (
@@ -25,7 +24,6 @@ from autocompile.records import (
     State,
     Stopped,
     TrialRecord,
-    Verdict,
 )
 from autocompile.search import (
     Ask,
@@ -40,12 +38,13 @@ from autocompile.search import (
     compile_deadline,
     derived,
     next_step,
+    verdict,
 )
 from autocompile.space import Config
-from autocompile.spec import BestConfig, Facts, Fidelity, MeasureRequest, Role, StudySpec
+from autocompile.spec import Facts, Fidelity, MeasureRequest, Role, StudySpec
 from autocompile.tuner.events import Clock, Event, Interrupted, StudyResult, Tick, TrialEnded, TrialStarted, WallClock
 from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_folder
-from autocompile.tuner.opening import write_study_files
+from autocompile.tuner.opening import write_result, write_study_files
 from autocompile.tuner.signals import signals
 from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told, with_headroom
 
@@ -78,7 +77,7 @@ def tune(  # noqa: PLR0913  each is a seam that a test or another front end repl
     the clock's time at which the budget's count begins, for a caller whose preparations count too.
 
     Raises Interrupted on SIGINT, SIGTERM or ``stop``, MachineError where going on makes no sense, UserError where
-    another process holds the study. In each case what was measured is kept, and best.yaml is written.
+    another process holds the study. In each case what was measured is kept, best.yaml and report.md are written.
     """
     clock = clock or WallClock()
     began = clock.now() if began is None else began
@@ -166,21 +165,22 @@ class _Loop:
         self.first_number = 1 + max(self.records, default=-1)
 
     def run_to_the_end(self, caught: Sequence[int]) -> StudyResult:
-        """Whatever ends it, nothing runs afterwards and best.yaml holds what is known."""
+        """Whatever ends it, nothing runs afterwards; best.yaml and report.md hold what is known."""
         try:
             self.take_over()
-            found = self.run(caught)
+            self.run(caught)
         finally:
             self.wind_down()
-            best = self.write_best()
-        return self.result(found, best)
+            result = self.result()
+            write_result(result, self.study.folder)
+        return result
 
     def take_over(self) -> None:
         """Close what an earlier coordinator left open: told where the answer is complete, else lost."""
         for record in [record for record in self.records.values() if record.state is State.RUNNING]:
             self._keep(left_behind(record, trial_folder(self.study.folder, record.number)))
 
-    def run(self, caught: Sequence[int]) -> Verdict:
+    def run(self, caught: Sequence[int]) -> None:
         """Until the search has finished and nothing runs; ``caught`` are the signals that came."""
         while True:
             if caught or self.stop.is_set():
@@ -189,7 +189,7 @@ class _Loop:
                 raise MachineError(reason)
             step = self._fill_slots()
             if isinstance(step, Finished) and not self.running:
-                return step.verdict
+                return
             assert self.running, f"{step} with nothing running would wait for ever"
             self._wait()
 
@@ -204,18 +204,7 @@ class _Loop:
         self._abandon(Stopped(reason="interrupted"))
         self._save_seconds()
 
-    def write_best(self) -> BestConfig | None:
-        """best.yaml from what is known now; none where nothing was measured."""
-        study = self.study
-        best = best_config(study.name, study.spec, study.facts, self._all())
-        if best is not None:
-            try:
-                save(best, study.folder / "best.yaml")
-            except OSError as error:
-                raise MachineError(f"cannot write best.yaml: {error}") from error
-        return best
-
-    def result(self, found: Verdict, best: BestConfig | None) -> StudyResult:
+    def result(self) -> StudyResult:
         study, records = self.study, self._all()
         return StudyResult(
             name=study.name,
@@ -223,10 +212,10 @@ class _Loop:
             facts=study.facts,
             records=records,
             derived=derived(study.spec, study.facts, records),
-            verdict=found,
+            verdict=verdict(study.spec, study.facts, records),
             used_seconds=self.used_before + self.saved - self.began,  # as the storage has it
             total_seconds=study.spec.budget.seconds,
-            best=best,
+            best=best_config(study.name, study.spec, study.facts, records),
         )
 
     def _fill_slots(self) -> Step:
@@ -315,17 +304,18 @@ class _Loop:
             answer = machine_failure("the executor broke, see its traceback")
         deadline = running.request.deadline_seconds
         seconds = self.clock.now() - running.began
-        record = told(running.record, answer, seconds=seconds, deadline_seconds=deadline)
-        self._keep(with_headroom(record, self.study.spec, self.study.facts))
+        self._keep(told(running.record, answer, seconds=seconds, deadline_seconds=deadline))
         self._save_seconds()
 
     def _abandon(self, why: Stopped) -> None:
-        """Close all that still runs without its answer; its slot is not free again."""
+        """Close all that still runs without its answer; time is over, so nothing starts in a slot that is not free."""
         for running in list(self.running.values()):
             del self.running[running.record.number]
+            self.free.append(running.slot)
             self._keep(stopped(running.record, why, seconds=self.clock.now() - running.began))
 
     def _keep(self, record: TrialRecord) -> None:
+        record = with_headroom(record, self.study.spec, self.study.facts)
         self.storage.close_trial(self.study.name, record)
         self.records[record.number] = record
         self.watch(TrialEnded(record=record))

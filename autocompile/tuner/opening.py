@@ -1,20 +1,23 @@
-"""Before the first slice: ask the preflight child for the facts, then create the study or make sure it is this one."""
+"""A study's first and last acts: the preflight's facts, creating it or making sure it is this one, its files."""
 
 from __future__ import annotations
 
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from autocompile.best_file import save
 from autocompile.errors import MachineError, UserError
 from autocompile.executors import Executor
 from autocompile.records import Failed, FailureKind
 from autocompile.search import candidates
 from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
+from autocompile.tuner.events import StudyResult
 from autocompile.tuner.folders import cache_root, copy_seed, seed_folder
 from autocompile.values import write_aside
 
@@ -33,7 +36,7 @@ def preflight(spec: StudySpec, executor: Executor, *, folder_root: Path, devices
     """
     deadline = min(PREFLIGHT_SECONDS, spec.budget.seconds or PREFLIGHT_SECONDS)
     seed = seed_folder(spec, folder_root)
-    with tempfile.TemporaryDirectory(prefix="autocompile-", ignore_cleanup_errors=True) as folder:
+    with _workplace(seed.parent) as folder:
         cache = seed if seed.is_dir() else Path(folder) / "seed"
         request = PreflightRequest(
             workload=spec.workload,
@@ -51,6 +54,22 @@ def preflight(spec: StudySpec, executor: Executor, *, folder_root: Path, devices
     if answer.failure.kind is FailureKind.WORKLOAD_ERROR:
         raise UserError(answer.failure.message)
     raise MachineError(answer.failure.message)
+
+
+@contextmanager
+def _workplace(caches: Path) -> Iterator[str]:
+    """A folder for the preflight on the disk where the caches will lie, which it checks; it does not remain.
+
+    The system's own where that path holds a blank: torch cannot compile there for a CPU, which `open_study` explains.
+    """
+    near = next(path for path in (caches.absolute(), *caches.absolute().parents) if path.is_dir())
+    parent = None if any(letter.isspace() for letter in str(near)) else near
+    try:
+        made = tempfile.TemporaryDirectory(dir=parent, prefix=".autocompile-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise MachineError(f"cannot write where the studies shall lie: {error}") from error
+    with made as folder:
+        yield folder
 
 
 def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Facts, folder_root: Path) -> str:
@@ -82,6 +101,16 @@ def write_study_files(folder: Path, spec: StudySpec, facts: Facts) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_aside(folder / "spec.yaml", yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False))
         write_aside(folder / "facts.json", facts.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise MachineError(f"cannot write the study's files: {error}") from error
+
+
+def write_result(result: StudyResult, folder: Path) -> None:
+    """report.md, and best.yaml where anything was measured; MachineError where the disk does not take them."""
+    try:
+        if result.best is not None:
+            save(result.best, folder / "best.yaml")
+        write_aside(folder / "report.md", result.report())
     except OSError as error:
         raise MachineError(f"cannot write the study's files: {error}") from error
 

@@ -67,7 +67,7 @@ def with_headroom(record: TrialRecord, spec: StudySpec, facts: Facts) -> TrialRe
     found = record.outcome
     if not isinstance(found, Measured) or not tight_memory(spec, facts, found.measurement):
         return record
-    degraded = (*found.measurement.degraded, "tight_memory")
+    degraded = tuple(dict.fromkeys((*found.measurement.degraded, "tight_memory")))
     measurement = found.measurement.model_copy(update={"degraded": degraded})
     return record.model_copy(update={"outcome": found.model_copy(update={"measurement": measurement})})
 

@@ -241,8 +241,9 @@ def optunas(url: str) -> optuna.storages.RDBStorage:
 # What is put in comes out
 
 
-def test_a_study_comes_back_as_it_was_but_for_its_planned_tokens(storage: Storage) -> None:
-    storage.create("study", SPEC.model_copy(update={"planned_tokens": 50_000_000}), FACTS)
+@pytest.mark.parametrize("planned", ["planned_tokens", "planned_steps"])
+def test_a_study_comes_back_as_it_was_but_for_its_planned_run(storage: Storage, planned: str) -> None:
+    storage.create("study", SPEC.model_copy(update={planned: 50_000_000}), FACTS)
     found = storage.load("study")
     assert found is not None
     assert (found.name, found.spec, found.facts, found.used_seconds) == ("study", SPEC, FACTS, 0.0)

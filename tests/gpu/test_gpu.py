@@ -1,6 +1,6 @@
 """What a CPU cannot show, on a depth-2 Llama-2-7B: attention kernels, CUDA graphs, memory, 4-bit layers, `apply`.
 
-One command, a few minutes on one GPU: ``python -m pytest -v tests/gpu``.
+One command, a few minutes on one GPU: ``make test-gpu PYTHON=python3``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from autocompile.space import defaults
 from autocompile.spec import Method, Precision, WorkloadSpec
 from autocompile.workloads.job import Context, Job, prepare, trainable
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # a GPU host's libraries are whatever they are
+]
 
 STUDIES = Path(__file__).parents[2] / "studies"
 DEVICE = torch.device("cuda", 0)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
+import autocompile
 from autocompile.executors.local import LocalExecutor
 from autocompile.records import Failed, FailureKind
 from autocompile.space import defaults
 from autocompile.spec import FULL_DEPTH, MeasureRequest, Role, WorkloadSpec
+
+PACKAGE = Path(autocompile.__file__).parent
 
 
 def request(tmp_path: Path, devices: tuple[int, ...] = ()) -> MeasureRequest:
@@ -67,6 +73,39 @@ def test_an_interpreter_without_the_package_finds_this_one(tmp_path: Path, monke
     paths = inherited(tmp_path)["PYTHONPATH"].split(":")
     assert (Path(paths[0]) / "autocompile" / "slice").is_dir()
     assert paths[1:] == ["/elsewhere"]
+
+
+RUN_INSTALLED = """
+import sys, threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from autocompile.executors.local import LocalExecutor
+from autocompile.spec import MeasureRequest
+LocalExecutor(sys.argv[2], threading.Event()).run(MeasureRequest.model_validate_json(sys.argv[4]), Path(sys.argv[3]))
+"""
+
+
+def test_another_interpreter_finds_the_installed_package_and_nothing_beside_it(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    shutil.copytree(PACKAGE, installed / "autocompile", ignore=shutil.ignore_patterns("__pycache__"))
+    (installed / "decoy.py").write_text("")
+    shown = tmp_path / "shown.json"
+    code = (
+        "import json, importlib.util as u; found = [getattr(u.find_spec(name), 'origin', None) "
+        f"for name in ('autocompile', 'decoy')]; json.dump(found, open({str(shown)!r}, 'w'))"
+    )
+    other = program(tmp_path, f'#!/bin/sh\ncd /\nexec {sys.executable} -S -c "{code}"\n')
+    asked = request(tmp_path).model_dump_json()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment["TMPDIR"] = str(tmp_path)
+    folder = tmp_path / "trial"
+    folder.mkdir()
+    command = [sys.executable, "-c", RUN_INSTALLED, str(installed), other, str(folder), asked]
+    subprocess.run(command, check=True, env=environment, cwd=folder, timeout=60)
+    package, decoy = json.loads(shown.read_text())
+    assert Path(package).name == "__init__.py"
+    assert decoy is None
+    assert not list(tmp_path.glob("autocompile-*"))  # the link is gone with the executor
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Sequence
@@ -18,13 +19,15 @@ from autocompile.records import (
     Answer,
     State,
 )
-from autocompile.space import SearchSpace
+from autocompile.space import SearchSpace, defaults
 from autocompile.spec import (
+    FULL_DEPTH,
     Budget,
     Device,
     Facts,
     MeasureRequest,
     PreflightRequest,
+    Role,
     StudySpec,
     WorkloadSpec,
 )
@@ -159,11 +162,41 @@ def test_every_trial_is_told_to_the_watcher_when_it_starts_and_ends(tmp_path: Pa
     assert sorted(event.record.number for event in events if isinstance(event, TrialEnded)) == numbers
 
 
-def test_a_slice_that_never_comes_back_is_abandoned_soon_after_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "slots", [pytest.param(((0,),), id="in the only slot"), pytest.param(((0,), (1,)), id="in both slots")]
+)
+def test_a_slice_that_never_comes_back_is_abandoned_soon_after_the_budget(
+    tmp_path: Path, slots: Sequence[tuple[int, ...]]
+) -> None:
     spec = SPEC.model_copy(update={"budget": Budget(seconds=60)})
-    result, _ = run(tmp_path, spec, seconds=None)
+    result, _ = run(tmp_path, spec, seconds=None, slots=slots)
     assert 60 < result.used_seconds <= 60 + 15
     assert {record.stopped and record.stopped.reason for record in result.records} == {"budget"}
+
+
+def test_a_measurement_left_behind_is_flagged_where_it_left_too_little_memory(tmp_path: Path) -> None:
+    answer = fake_child.measurement(defaults())
+    answer["measurement"] |= {"reserved_memory_bytes": 79 << 30, "device_memory_bytes": 79 << 30}
+    folder = tmp_path / "study" / "trials" / "0"
+    folder.mkdir(parents=True)
+    (folder / "outcome.json").write_text(json.dumps(answer))
+    clock, stop = SimulatedClock(), threading.Event()
+    with Storage.open(f"sqlite:///{tmp_path / 'study.db'}") as storage:
+        storage.create("study", SPEC, FACTS)
+        storage.open_trial("study", config=defaults(), role=Role.BASELINE, fidelity=FULL_DEPTH)
+        tune(
+            SPEC,
+            name="study",
+            storage=storage,
+            executor=Simulated(clock, stop),
+            folder=tmp_path / "study",
+            slots=((0,),),
+            stop=stop,
+            clock=clock,
+        )
+        found = storage.records("study")[0].measurement
+    assert found is not None
+    assert found.degraded == ("tight_memory",)
 
 
 def test_setting_stop_ends_all_slots(tmp_path: Path) -> None:

@@ -123,6 +123,7 @@ def test_a_signal_saves_the_study(tmp_path: Path, number: signal.Signals) -> Non
     assert State.RUNNING not in {record.state for record in records}
     assert used_seconds(tmp_path) > 1
     assert (tmp_path / NAME / "best.yaml").exists()
+    assert (tmp_path / NAME / "report.md").exists()
     assert not slices_of(tmp_path)
 
 
@@ -226,6 +227,17 @@ def test_a_failed_preflight_writes_nothing(tmp_path: Path, kind: str, error: typ
     with pytest.raises(error, match=f"fails with {kind}"):
         preflight(spec(fake_preflight=kind), executor, folder_root=tmp_path / "studies")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake-python"]
+
+
+def test_a_preflight_works_on_the_disk_of_the_caches(tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$3" > {shown}\n')
+    python.chmod(0o755)
+    with pytest.raises(MachineError):
+        preflight(spec(), LocalExecutor(str(python), threading.Event()), folder_root=tmp_path / "not" / "yet")
+    assert Path(shown.read_text().strip()).parent == tmp_path
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["python", "shown"]
 
 
 def test_a_preflight_may_take_no_longer_than_the_budget(tmp_path: Path) -> None:

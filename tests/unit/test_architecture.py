@@ -30,11 +30,14 @@ LEVELS = {
     "best_file": 2.5,
     "spec": 2,
     "space": 1.5,
+    "space_rules": 1.2,
     "knob_table": 1,
     "catalogue": 1,
     "processes": 1,
+    "failure_texts": 1,
     "values": 0.5,
     "errors": 0,
+    "place": 0,
     "": 0,  # the package itself: its version
 }
 ASIDE = ("slice", "workloads", "knobs", "applied")

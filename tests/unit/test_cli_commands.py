@@ -9,7 +9,10 @@ import os
 import pytest
 import yaml
 
+from autocompile.api import check_mask, slots
 from autocompile.cli import main
+from autocompile.errors import UserError
+from autocompile.spec import Device, Facts
 from tests.contract.fake_child import make_python
 
 STUDY = "first"
@@ -169,3 +172,69 @@ def test_the_version(run):
     from autocompile import __version__
 
     assert run("--version")[:2] == (0, f"autocompile {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "mask", "complaint"),
+    [
+        pytest.param((5,), None, None, id="no mask"),
+        pytest.param((), "2,3", None, id="all that are visible"),
+        pytest.param((0, 1), "2,3", None, id="both that are visible"),
+        pytest.param((0, 5), "2,3", 'CUDA_VISIBLE_DEVICES="2,3" leaves 2 visible, found index 5', id="a masked one"),
+        pytest.param((2,), "GPU-a,GPU-b", "leaves 2 visible, found index 2", id="masked by UUID"),
+        pytest.param((0,), "", "leaves 0 visible", id="an empty mask"),
+    ],
+)
+def test_gpus_stay_behind_the_mask(gpus, mask, complaint):
+    if complaint is None:
+        check_mask(gpus, mask)
+        return
+    with pytest.raises(UserError, match=complaint):
+        check_mask(gpus, mask)
+
+
+def test_a_gpu_behind_the_mask_is_refused_before_anything_runs(run, here, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    code, _, err = run("tune", "--model", "tiny-llama", "--gpus", 5, "--python", "/no/python")
+    assert code == 2
+    assert "found index 5" in err
+    assert os.listdir(here) == []
+
+
+def test_gpus_of_two_kinds_are_refused_before_anything_is_written(tune, here, tmp_path_factory):
+    python = tmp_path_factory.mktemp("mixed") / "python"
+    answer = {**json.loads(facts("H200", "A100").model_dump_json()), "type": "facts"}
+    (python.parent / "facts.json").write_text(json.dumps(answer))
+    python.write_text(f'#!/bin/sh\ncp {python.parent}/facts.json "$3/outcome.json"\n')
+    python.chmod(0o755)
+    code, _, err = tune("--python", python)
+    assert code == 2
+    assert "0: H200, 1: A100" in err
+    assert os.listdir(here) == []
+
+
+def facts(*names):
+    kind = "cuda" if names[0] != "cpu" else "cpu"
+    devices = tuple(
+        Device(type=kind, uuid=f"GPU-{number}", name=name, memory_bytes=80 << 30) for number, name in enumerate(names)
+    )
+    return Facts(devices=devices, layers=2, parameters=1000, environment={})
+
+
+@pytest.mark.parametrize(
+    ("names", "gpus", "found"),
+    [
+        pytest.param(["cpu"], (), ((),), id="one slot on a CPU"),
+        pytest.param(["H200"], (), ((0,),), id="one GPU"),
+        pytest.param(["H200", "H200"], (), ((0,), (1,)), id="equal GPUs"),
+        pytest.param(["H200"], (1,), ((1,),), id="the one that was named"),
+        pytest.param(["H200", "A100"], (), "0: H200, 1: A100; name those", id="GPUs of two kinds"),
+        pytest.param(["H200", "A100"], (2, 3), "2: H200, 3: A100; name those", id="named GPUs of two kinds"),
+    ],
+)
+def test_slots(names, gpus, found):
+    if not isinstance(found, str):
+        assert slots(facts(*names), gpus) == found
+        return
+    with pytest.raises(UserError, match=found):
+        slots(facts(*names), gpus)

@@ -42,8 +42,8 @@ def test_every_setting_is_a_flag_of_tune():
         pytest.param({"tokens": "50M"}, lambda spec: spec.planned_tokens, 50_000_000, id="a planned run in tokens"),
         pytest.param(
             {"steps": 10, "global_batch": 8, "seq_len": 128},
-            lambda spec: spec.planned_tokens,
-            10 * 8 * 128,
+            lambda spec: (spec.planned_tokens, spec.planned_steps),
+            (None, 10),
             id="a planned run in global batches",
         ),
         pytest.param({"memory_headroom": "10%"}, lambda spec: spec.memory_headroom, 0.1, id="headroom"),
@@ -116,6 +116,18 @@ def test_assignments(words, pinned, workload):
             "--set workload.rows: only a --workload script takes options",
             id="an option that nobody reads",
         ),
+        pytest.param(
+            {"global_batch": 32, "set": ["micro_batch=4", "mode=reduce-overhead"]},
+            "mode=reduce-overhead does not bear gradient accumulation: expected a global batch that is one micro-batch "
+            "(4), found 32",
+            id="CUDA graphs with accumulation",
+        ),
+        pytest.param(
+            {"global_batch": 24, "set": ["mode=max-autotune"]},
+            "expected a global batch that is one micro-batch (1, 2, 4, 8, 16, 32, 64), found 24",
+            id="CUDA graphs where every micro-batch accumulates",
+        ),
+        pytest.param({"steps": 0}, "--steps: expected a whole number from 1, found 0", id="no steps"),
         pytest.param({"steps": 3}, "--steps: needs --global-batch", id="steps of unknown size"),
         pytest.param({"steps": 3, "tokens": "5M"}, "expected at most one of --tokens and --steps", id="two lengths"),
         pytest.param(
@@ -156,6 +168,26 @@ def test_a_flag_comes_before_the_files_budget(tmp_path):
     assert study_spec(Settings(spec=path, budget="2m")).budget.trials == 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "planned"),
+    [
+        pytest.param({}, (None, 7), id="as the file says"),
+        pytest.param({"tokens": "5k"}, (5000, None), id="tokens instead"),
+        pytest.param({"steps": 9}, (None, 9), id="more steps"),
+    ],
+)
+def test_a_flag_comes_before_the_files_planned_run(tmp_path, flags, planned):
+    workload = {"model": "tiny-llama", "global_batch": 8}
+    spec = study_spec(Settings(spec=spec_file(tmp_path, planned_steps=7, workload=workload), **flags))
+    assert (spec.planned_tokens, spec.planned_steps) == planned
+    assert spec.hash() == spec.model_copy(update={"planned_tokens": None, "planned_steps": None}).hash()
+
+
+@pytest.mark.parametrize("settings", [["mode=reduce-overhead", "micro_batch=8"], ["mode=max-autotune", "scope=none"]])
+def test_cuda_graphs_may_be_pinned_where_nothing_accumulates(settings):
+    assert asked(global_batch=8, set=settings).pinned["mode"] in ("reduce-overhead", "max-autotune")
+
+
 def test_a_spec_file_may_name_a_shipped_space(tmp_path):
     assert study_spec(Settings(spec=spec_file(tmp_path, space="quick"))) == asked(search_space="quick", budget="5m")
 
@@ -172,6 +204,17 @@ def test_a_spec_file_may_name_a_shipped_space(tmp_path):
         pytest.param({"pinned": {"mode": "fast"}}, "pinned.mode: expected one of default", id="an illegal value"),
         pytest.param({"memory_headroom": 2}, "memory_headroom: Input should be less than 1, found 2", id="too large"),
         pytest.param({"workload": {"model": "llama2-7bb"}}, "did you mean llama2-7b", id="an unknown model"),
+        pytest.param(
+            {"planned_tokens": 5, "planned_steps": 5},
+            "at most one of planned_tokens and planned_steps",
+            id="two lengths",
+        ),
+        pytest.param({"planned_steps": 5}, "planned_steps needs workload.global_batch", id="steps of unknown size"),
+        pytest.param(
+            {"space": {"format": 1, "parameters": {"mode": {"choices": "default"}}}},
+            "space: parameters.mode: expected default and why, found only choices",
+            id="a space read as strictly as its file",
+        ),
     ],
 )
 def test_a_wrong_spec_file_is_named_with_the_place(tmp_path, changes, complaint):
@@ -186,6 +229,22 @@ def test_a_broken_spec_file_names_its_line(tmp_path):
     path.write_text("workload:\n  model: [tiny\nspace: quick\n")
     with pytest.raises(UserError, match=r"spec\.yaml:3: not YAML"):
         study_spec(Settings(spec=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        pytest.param(b"workload:\n  model: \xff", ":2: expected UTF-8 text, found byte 0xff", id="no UTF-8"),
+        pytest.param(b"workload:\n\n  model: \0", ":3: not YAML: expected text, found character U+0000", id="a NUL"),
+        pytest.param(b"", ": expected a mapping with workload and space, found nothing", id="an empty file"),
+    ],
+)
+def test_a_spec_file_that_is_no_text_names_the_place(tmp_path, content, complaint):
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        study_spec(Settings(spec=str(path)))
+    assert str(caught.value) == f"{path}{complaint}"
 
 
 def test_a_flag_that_the_spec_file_says_already_is_refused(tmp_path):

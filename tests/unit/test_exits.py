@@ -70,6 +70,8 @@ def test_a_text_that_is_never_out_of_memory(log: str) -> None:
         pytest.param(-6, "CUDA out of memory.", FailureKind.OOM, id="abort after a plain line"),
         pytest.param(1, "torch.OutOfMemoryError: CUDA out of memory.", FailureKind.OOM, id="plain line"),
         pytest.param(1, "MPS backend out of memory (MPS allocated", FailureKind.OOM, id="plain line of Apple"),
+        pytest.param(1, "RuntimeError: CUDA error: invalid argument", FailureKind.GPU_FAULT, id="any CUDA error"),
+        pytest.param(1, "CUBLAS_STATUS_EXECUTION_FAILED", FailureKind.GPU_FAULT, id="any cuBLAS status"),
         pytest.param(1, "an illegal memory access was encountered", FailureKind.GPU_FAULT, id="illegal access"),
         pytest.param(1, NEVER_OOM[2], FailureKind.HOST_OOM, id="the host's allocator"),
         pytest.param(1, NEVER_OOM[3], FailureKind.INFRASTRUCTURE, id="a port in use"),

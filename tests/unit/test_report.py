@@ -102,8 +102,8 @@ def study(verdict=WIN, records=RECORDS, **changes):
     return Study(name="llama2-7b-lora", records=records, verdict=verdict, **{**plain, **changes})
 
 
-def planned(count):
-    return SPEC.model_copy(update={"planned_tokens": count})
+def planned(count, steps=None):
+    return SPEC.model_copy(update={"planned_tokens": count, "planned_steps": steps})
 
 
 PROVISIONAL = "; provisional: the budget did not hold the confirming round"
@@ -122,6 +122,12 @@ PROVISIONAL = "; provisional: the budget did not hold the confirming round"
             "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB; "
             "your 50M tokens: 1 h 0 min instead of 1 h 39 min",
             id="a win for a planned run, whose ratio is of the whole run",
+        ),
+        pytest.param(
+            study(spec=planned(None, steps=1000)),
+            "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB; "
+            "your 2M tokens: 2 min 40 s instead of 4 min 25 s",
+            id="a win for a run planned in steps of 2048 tokens",
         ),
         pytest.param(
             study(WIN.model_copy(update={"confirmed": False, "confirmed_by": ()})),
@@ -304,6 +310,8 @@ PLACES = Places(
         pytest.param("*.self_attn.q_proj", "*.self_attn.q_proj", id="a pattern stays"),
         pytest.param("expected 3/4 of it", "expected 3/4 of it", id="a fraction stays"),
         pytest.param("org/name", "org/name", id="a Hub id stays"),
+        pytest.param("ann", "ann", id="a bare word is a value, though a user has its name"),
+        pytest.param("gpunode17", "gpunode17", id="a bare word is no sentence"),
     ],
 )
 def test_scrub(text, scrubbed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from autocompile.records import (
 from autocompile.sampling import suggest
 from autocompile.search.canonical import candidates, canonical, key
 from autocompile.space import Config, SearchSpace
-from autocompile.spec import Device, Facts, Grid, Role, Search, StudySpec, WorkloadSpec
+from autocompile.spec import Device, Facts, Role, Search, StudySpec, WorkloadSpec
 
 FACTS = Facts(
     devices=(Device(type="cpu", uuid="cpu", name="CPU", memory_bytes=1),), layers=2, parameters=3, environment={}
@@ -42,13 +43,14 @@ MODE_BY_SCOPE = {
         },
     ]
 }
+NO_LIMIT = math.lcm(*range(1, 65))  # a global batch that every micro-batch divides
 CONDITIONAL = {**SCOPE, **MODE_BY_SCOPE}  # none, model/default and three modes of layer: five configs
 
 
 def study(parameters: dict[str, Any], sampler: str = "auto", **fields: Any) -> StudySpec:
     space = SearchSpace.model_validate({"format": 1, "parameters": parameters})
-    plan = {"plan": Search.model_validate({"sampler": sampler})}
-    return StudySpec(workload=WorkloadSpec(model="tiny-llama"), space=space, **{**plan, **fields})
+    usual = {"workload": WorkloadSpec(model="tiny-llama"), "plan": Search.model_validate({"sampler": sampler})}
+    return StudySpec(space=space, **{**usual, **fields})
 
 
 def ask(
@@ -125,11 +127,6 @@ def test_grid_goes_in_order() -> None:
     assert [record.config["micro_batch"] for record in records] == [1, 2, 3, 4, 5]
 
 
-def test_a_grid_plan_goes_in_order_too() -> None:
-    spec = study(BATCH, plan=Grid())
-    assert [record.config["micro_batch"] for record in run(spec, 3, slice_of)] == [1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("state", "role", "asked_again"),
     [
@@ -204,17 +201,20 @@ def measured(tokens_per_second: float, cold_seconds: float = 0.0, **fields: Any)
 
 
 @pytest.mark.parametrize(
-    ("planned_tokens", "prefers_big"),
+    ("planned", "prefers_big"),
     [
-        pytest.param(None, True, id="steady speed alone counts: big batches"),
-        pytest.param(1000, False, id="a short run pays for the compile: small batches"),
+        pytest.param({}, True, id="steady speed alone counts: big batches"),
+        pytest.param({"planned_tokens": 1000}, False, id="a short run pays for the compile: small batches"),
+        pytest.param({"planned_steps": 10}, False, id="a few steps: small batches"),
+        pytest.param({"planned_steps": 10**9}, True, id="many steps: big batches"),
     ],
 )
-def test_a_planned_run_changes_what_is_looked_for(planned_tokens: int | None, prefers_big: bool) -> None:
+def test_a_planned_run_changes_what_is_looked_for(planned: dict[str, int], prefers_big: bool) -> None:
     def costly_when_big(number: int, config: Config) -> TrialRecord:
         batch = int(config["micro_batch"])
         return record(number, config, value=100.0 + batch, outcome=measured(100.0 + batch, cold_seconds=batch * 10.0))
 
-    spec = study({**BATCH, **CHECKPOINTING}, planned_tokens=planned_tokens, seed=2)
+    workload = WorkloadSpec(model="tiny-llama", global_batch=NO_LIMIT if "planned_steps" in planned else None)
+    spec = study({**BATCH, **CHECKPOINTING}, workload=workload, seed=2, **planned)
     late = [int(record.config["micro_batch"]) for record in run(spec, 40, costly_when_big)[20:]]
     assert (sum(late) / len(late) > 32) is prefers_big

@@ -6,9 +6,8 @@ import pytest
 
 from autocompile.knob_table import KNOBS
 from autocompile.search import candidates, canonical
-from autocompile.search.canonical import without_compile, in_space, key, ladder, starting_point, known_to_fail
+from autocompile.search.canonical import in_space, key, known_to_fail, ladder, starting_point, without_compile
 from autocompile.space import load_space, parse_space
-from autocompile.spec import WorkloadSpec
 from tests.unit.search_cases import CPU, EAGER, GRAPHS, LAYER, config, facts, spec
 
 NO_EAGER = parse_space(
@@ -42,44 +41,37 @@ def test_configs_are_the_same_if_they_train_alike(left, right, same):
     assert (key(left) == key(right)) is same
 
 
-def test_the_eager_twin_keeps_what_is_not_about_compile():
-    twin = without_compile(config(scope="layer", mode="reduce-overhead", micro_batch=16, sdpa="flash"))
-    assert twin == config(micro_batch=16, sdpa="flash")
+def test_without_compile_all_else_is_kept():
+    eager = without_compile(config(scope="layer", mode="reduce-overhead", micro_batch=16, sdpa="flash"))
+    assert eager == config(micro_batch=16, sdpa="flash")
 
 
 @pytest.mark.parametrize(
-    ("settings", "global_batch", "pair"),
+    ("settings", "pair"),
     [
-        pytest.param({}, None, None, id="eager"),
-        pytest.param({"gradient_checkpointing": True}, None, None, id="eager with checkpointing"),
-        pytest.param({"scope": "layer", "mode": "reduce-overhead"}, None, None, id="CUDA graphs alone"),
+        pytest.param({}, None, id="eager"),
+        pytest.param({"gradient_checkpointing": True}, None, id="eager with checkpointing"),
+        pytest.param({"scope": "layer", "mode": "reduce-overhead"}, None, id="CUDA graphs alone"),
+        pytest.param({"scope": "layer", "sdpa": "flash"}, None, id="flash per layer"),
         pytest.param(
-            {"scope": "layer", "mode": "reduce-overhead"}, 4, None, id="CUDA graphs with one micro-batch a step"
+            {"scope": "layer", "mode": "max-autotune-no-cudagraphs", "gradient_checkpointing": True},
+            None,
+            id="autotuning without graphs",
         ),
-        pytest.param({"scope": "layer", "sdpa": "flash"}, None, None, id="flash per layer"),
-        pytest.param({"scope": "layer", "mode": "max-autotune-no-cudagraphs"}, 32, None, id="autotune without graphs"),
         pytest.param(
             {"scope": "layer", "mode": "max-autotune", "gradient_checkpointing": True},
-            None,
             "CUDA graphs with gradient checkpointing",
             id="CUDA graphs with checkpointing",
         ),
         pytest.param(
             {"scope": "model", "sdpa": "flash"},
-            None,
             "forced flash attention in a whole-model trace",
             id="flash in a whole-model trace",
         ),
-        pytest.param(
-            {"scope": "layer", "mode": "reduce-overhead"},
-            32,
-            "CUDA graphs with gradient accumulation",
-            id="CUDA graphs with accumulation",
-        ),
     ],
 )
-def test_trap_names_the_pair_that_is_known_to_fail(settings, global_batch, pair):
-    assert known_to_fail(config(**settings), WorkloadSpec(model="tiny-llama", global_batch=global_batch)) == pair
+def test_the_pair_that_is_known_to_fail_is_named(settings, pair):
+    assert known_to_fail(config(**settings)) == pair
 
 
 def test_candidates_are_distinct_and_canonical():
@@ -89,8 +81,7 @@ def test_candidates_are_distinct_and_canonical():
 
 
 def test_pairs_known_to_fail_come_last():
-    study = spec()
-    known = [known_to_fail(c) is not None for c in candidates(study, facts())]
+    known = [known_to_fail(c) is not None for c in candidates(spec(), facts())]
     assert any(known) and known == sorted(known)
 
 
@@ -161,7 +152,32 @@ def test_ladder(settings, sizes):
     assert ladder(spec(), facts(), settings) == sizes
 
 
-def test_a_scope_the_model_has_no_part_for_is_no_candidate():
-    known = facts(regions={"layer": "blocks.*"})
-    assert {found["scope"] for found in candidates(spec(), known)} == {"none", "layer", "model"}
-    assert "attention" in {found["scope"] for found in candidates(spec(), facts())}
+@pytest.mark.parametrize(
+    ("regions", "scopes", "checkpointing"),
+    [
+        pytest.param(None, {"none", "layer", "model", "attention"}, {False, True}, id="nobody looked"),
+        pytest.param({"layer": "blocks.*"}, {"none", "layer", "model"}, {False, True}, id="layers without attention"),
+        pytest.param({"attention": "*.attn"}, {"none", "model", "attention"}, {False}, id="attention without layers"),
+        pytest.param({}, {"none", "model"}, {False}, id="no parts at all"),
+    ],
+)
+def test_what_the_model_has_no_part_for_is_no_candidate(regions, scopes, checkpointing):
+    found = candidates(spec(), facts(regions=regions))
+    assert {config["scope"] for config in found} == scopes
+    assert {config["gradient_checkpointing"] for config in found} == checkpointing
+
+
+@pytest.mark.parametrize(
+    ("mode", "global_batch", "sizes"),
+    [
+        pytest.param("reduce-overhead", None, {1, 2, 4, 8, 16}, id="no global batch: no accumulation"),
+        pytest.param("reduce-overhead", 8, {8}, id="CUDA graphs only where one micro-batch is the whole step"),
+        pytest.param("max-autotune", 64, set(), id="nowhere in the space"),
+        pytest.param("default", 64, {1, 2, 4, 8, 16}, id="no graphs: accumulate as you like"),
+    ],
+)
+def test_cuda_graphs_are_not_in_a_space_where_gradients_accumulate(mode, global_batch, sizes):
+    study = spec(workload={"global_batch": global_batch})
+    found = [c for c in candidates(study, facts()) if c["scope"] == "layer" and c["mode"] == mode]
+    assert {c["micro_batch"] for c in found} == sizes
+    assert in_space(study, facts(), {**GRAPHS, "mode": mode}) is (4 in sizes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autocompile.records import FailureKind
-from autocompile.search import derived, ruled_out
-from autocompile.spec import WorkloadSpec
+from autocompile.search import derived
+from autocompile.search.lessons import lessons, reason_against
 from tests.unit.search_cases import (
     EAGER,
     GRAPHS,
@@ -137,7 +137,7 @@ FULLGRAPH = config(scope="layer", fullgraph=True)
     ],
 )
 def test_a_failure_rules_out_what_it_proves_and_nothing_else(kind, broken, other, skipped):
-    reason = ruled_out(config(**other), [failed(7, config(**broken), kind)], WorkloadSpec(model="tiny-llama"))
+    reason = reason_against(lessons([failed(7, config(**broken), kind)]), config(**other))
     assert (reason is not None) is skipped
     assert reason is None or "trial 7" in reason
 
@@ -156,12 +156,12 @@ def test_a_failure_rules_out_what_it_proves_and_nothing_else(kind, broken, other
     ],
 )
 def test_what_did_not_fail_by_itself_teaches_nothing(record):
-    assert ruled_out(config(scope="layer", micro_batch=16), [record], WorkloadSpec(model="tiny-llama")) is None
+    assert reason_against(lessons([record]), config(scope="layer", micro_batch=16)) is None
 
 
 def test_the_smallest_failure_counts():
     records = [failed(0, config(micro_batch=16), K.OOM), failed(1, config(micro_batch=8), K.OOM)]
-    assert "trial 1" in (ruled_out(config(micro_batch=8), records, WorkloadSpec(model="tiny-llama")) or "")
+    assert "trial 1" in (reason_against(lessons(records), config(micro_batch=8)) or "")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,15 @@ def test_the_smallest_failure_counts():
             [],
             id="a large space is not listed",
         ),
-        pytest.param(spec(workload={"global_batch": 16}), [measured(0, EAGER, 9000)], [GRAPHS], id="a known known_to_fail"),
+        pytest.param(
+            spec(pinned={"gradient_checkpointing": True}),
+            [measured(0, {**EAGER, "gradient_checkpointing": True}, 9000)],
+            [{**GRAPHS, "gradient_checkpointing": True}],
+            id="a pair known to fail",
+        ),
+        pytest.param(
+            spec(workload={"global_batch": 16}), [measured(0, EAGER, 9000)], [], id="what is not in the space at all"
+        ),
         pytest.param(
             spec(space=SMALL_SPACE),
             [measured(0, EAGER, 9000), failed(1, LAYER, K.OOM)],

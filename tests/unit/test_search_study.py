@@ -121,11 +121,6 @@ def test_a_number_of_trials_is_kept(n_trials, n_slots):
     assert len(counted) == n_trials
 
 
-def test_a_study_without_limits_ends():
-    ended = simulate(spec(), facts(), machine())
-    assert ended.finished.verdict.confirmed and len(ended.records) < 150
-
-
 def test_a_longer_budget_continues_and_keeps_what_was_measured():
     first = simulate(spec(seconds=300), facts(), machine())
     study = spec(seconds=900)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autocompile.records import FailureKind, Result
+from autocompile.records import FailureKind, Result, StepSeconds
 from autocompile.search import best_config, objective, tight_memory, verdict
 from autocompile.spec import Paired, Role
 from tests.unit.search_cases import (
@@ -42,16 +42,47 @@ ROUND = [confirmed(4, LAYER, 12400), confirmed(5, EAGER, 8000), confirmed(6, GRA
 
 
 @pytest.mark.parametrize(
-    ("planned_tokens", "value"),
+    ("planned", "value"),
     [
-        pytest.param(None, 10_000, id="steady"),
-        pytest.param(1_000_000, 1_000_000 / 113, id="a planned run pays for its compile"),
-        pytest.param(10**12, pytest.approx(10_000, rel=1e-4), id="a very long run does not notice"),
+        pytest.param({}, 10_000, id="steady"),
+        pytest.param({"planned_tokens": 1_000_000}, 1_000_000 / 113, id="a planned run pays for its compile"),
+        pytest.param({"planned_tokens": 10**12}, pytest.approx(10_000, rel=1e-4), id="a very long run does not notice"),
+        pytest.param(
+            {"planned_steps": 500, "workload": {"global_batch": 4}},
+            500 * 2048 / (13 + 500 * 0.2048),
+            id="a run in steps of as many tokens as the slice's steps held",
+        ),
     ],
 )
-def test_objective(planned_tokens, value):
-    record = measured(0, LAYER, 10_000, cold_seconds=13)
-    assert objective(record.measurement, planned_tokens) == value
+def test_objective(planned, value):
+    record = measured(0, LAYER, 10_000, cold_seconds=13)  # 4 sequences of 512 tokens a step
+    assert objective(spec(**planned), record.measurement) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("planned", "value"),
+    [
+        pytest.param({}, 1000, id="steady"),
+        pytest.param({"planned_tokens": 100_000}, 100_000 / 113, id="a run in tokens"),
+        pytest.param(
+            {"planned_steps": 50, "workload": {"global_batch": 4}},
+            102_400 / (13 + 102.4),
+            id="a run in steps, which hold the same tokens at every depth",
+        ),
+    ],
+)
+def test_the_objective_of_a_slice_at_less_than_full_depth(planned, value):
+    shallow = measured(0, LAYER, 10_000, cold_seconds=13).measurement
+    assert objective(spec(**planned), shallow, full_depth=1000) == pytest.approx(value)
+
+
+def test_steps_of_samples_are_counted_in_samples():
+    # 8 samples in 2 s; with 1024 tokens to a sample the run would be so long that its compile would not count
+    step = StepSeconds(median=2, low=2, high=2, n=5)
+    record = measured(0, LAYER, 4, cold_seconds=200, unit="samples")
+    measurement = record.measurement.model_copy(update={"step_seconds": step})
+    study = spec(planned_steps=100, workload={"global_batch": 8, "sequence_length": 1024})
+    assert objective(study, measurement) == pytest.approx(800 / (200 + 200))
 
 
 @pytest.mark.parametrize(
@@ -171,16 +202,16 @@ def test_the_two_speedups_differ_where_eager_prefers_another_batch():
 
 
 @pytest.mark.parametrize(
-    "twin",
+    "eager",
     [
         pytest.param([], id="the budget did not hold it"),
         pytest.param([failed(5, config(micro_batch=2), FailureKind.OOM, role=Role.CONFIRM)], id="it does not fit"),
     ],
 )
-def test_the_twin_may_be_missing(twin):
+def test_the_same_without_compile_may_be_missing(eager):
     records = [
         *[measured(0, EAGER, 8000), measured(1, EAGER_8, 9000), measured(2, LAYER_2, 12000)],
-        *[confirmed(3, LAYER_2, 12000), confirmed(4, EAGER_8, 9000), *twin],
+        *[confirmed(3, LAYER_2, 12000), confirmed(4, EAGER_8, 9000), *eager],
     ]
     found = verdict(spec(), facts(), records)
     assert found.confirmed and found.speedup is None and found.speedup_vs_best_eager == pytest.approx(4 / 3)
@@ -213,6 +244,13 @@ def test_a_planned_run_may_be_too_short_for_compile():
     short = verdict(spec(planned_tokens=80_000), facts(), records)
     assert (short.result, short.config) == (Result.LOSS, EAGER)
     assert short.speedup_vs_best_eager == pytest.approx(10 / 65)
+
+
+def test_a_planned_run_may_be_given_in_steps():
+    records = [measured(0, EAGER, 8000), measured(1, LAYER, 16000, cold_seconds=60)]
+    short, long = (spec(planned_steps=steps, workload={"global_batch": 4}) for steps in (40, 4000))
+    assert verdict(short, facts(), records).result is Result.LOSS
+    assert verdict(long, facts(), records).result is Result.WIN
 
 
 def test_a_warm_confirmation_still_owes_the_cold_compile():
@@ -257,7 +295,7 @@ def test_best_config_is_the_verdicts_with_what_to_expect_of_it():
     speed, low, high = best.expected.tokens_per_second
     assert speed == 12400 and low == pytest.approx(12400 / 1.01) and high == pytest.approx(12400 / 0.99)
     assert (best.expected.compile_seconds, best.expected.graphs) == (13, 2)
-    assert (best.evidence.speedup, best.evidence.confirmed_by) == (pytest.approx(1.55), (4, 5, 6))
+    assert (best.evidence.speedup, best.evidence.confirmed_by) == (pytest.approx(1.55), (4, 5))  # graphs accumulate
     assert (best.made_for.gpu, best.made_for.torch, best.made_for.triton) == ("NVIDIA H200", "2.13", "3.7")
     assert (best.workload.micro_batch, best.workload.gradient_accumulation) == (4, 8)
     assert best.workload.spec.global_batch == 32

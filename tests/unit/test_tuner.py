@@ -32,7 +32,7 @@ from autocompile.spec import (
 )
 from autocompile.tuner.folders import cache_folder, copy_seed
 from autocompile.tuner.opening import differences, study_name
-from autocompile.tuner.slices import SLICE_SECONDS, slice_seconds, told
+from autocompile.tuner.slices import SLICE_SECONDS, slice_seconds, told, with_headroom
 
 GPUS = tuple(
     Device(uuid=f"GPU-{n}", name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, capability="9.0") for n in (0, 1)
@@ -183,3 +183,19 @@ def test_a_cache_that_is_in_use_is_not_overwritten_by_the_seed(tmp_path: Path) -
         (folder / "file").write_text(text)
     copy_seed(seed, cache)
     assert (cache / "file").read_text() == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("used_bytes", "flags", "degraded"),
+    [
+        pytest.param(20 << 30, (), (), id="room enough"),
+        pytest.param(79 << 30, ("throttled",), ("throttled", "tight_memory"), id="too little left"),
+        pytest.param(79 << 30, ("tight_memory",), ("tight_memory",), id="flagged already"),
+    ],
+)
+def test_with_headroom(used_bytes: int, flags: tuple[str, ...], degraded: tuple[str, ...]) -> None:
+    update = {"reserved_memory_bytes": used_bytes, "device_memory_bytes": used_bytes, "degraded": flags}
+    outcome = Measured(measurement=MEASURED.measurement.model_copy(update=update))
+    record = with_headroom(RUNNING.model_copy(update={"outcome": outcome}), SPEC, FACTS)
+    assert record.measurement is not None
+    assert record.measurement.degraded == degraded
