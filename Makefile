@@ -34,7 +34,7 @@ lint: $(READY)
 	$(PYTHON) -m mypy
 
 test: lint
-	$(PYTHON) -m pytest tests/unit tests/contract tests/isolation tests/acceptance
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests/unit tests/contract tests/isolation tests/acceptance
 
 test-gpu: $(READY)
 	$(PYTHON) -m pytest -n 0 -v -s tests/gpu
