@@ -79,7 +79,6 @@ CASES = {
     "attention checkpointed": case(llama, scope="attention", gradient_checkpointing=True),
     "mlp": case(llama, scope="mlp"),
     "pattern": case(llama, scope="*.q_proj"),
-    "pattern autotuned": case(llama, scope="*.q_proj", mode="max-autotune-no-cudagraphs"),
     "pattern reduce-overhead": case(llama, scope="*.q_proj", mode="reduce-overhead"),
     "auto, five sizes": case(lambda: toy(5), scope="layer"),
     "static, five sizes": case(lambda: toy(5), scope="layer", dynamic="false"),
