@@ -88,6 +88,16 @@ def test_a_break_without_fullgraph_is_measured_and_flagged(measure) -> None:
     assert "faults.py:" in outcome.telemetry.graph_breaks[0].where
 
 
+def test_dropout_is_measured_as_training_has_it(measure) -> None:
+    """The first step runs without it to be compared with eager; nothing of that may stay in what is compiled."""
+    outcome = measure(script("dropout"), scope="layer", fullgraph=True)
+    assert isinstance(outcome, Measured), outcome
+    telemetry = outcome.telemetry
+    assert (telemetry.graphs, telemetry.compile_applied) == (2, "all")
+    assert all("requires_grad mismatch" in found.guard for found in telemetry.recompiles)  # the first block's input
+    assert outcome.measurement.compile.seconds > 0
+
+
 def test_eager_training_of_the_same_script_works(measure) -> None:
     outcome = measure(script("index"))
     assert isinstance(outcome, Measured)

@@ -15,8 +15,9 @@ from autocompile.slice.classify import classify
 from autocompile.slice.measure import RecompileStorm, median_interval
 from autocompile.slice.merge import RankOutcome, merge
 from autocompile.slice.parity import NumericsMismatch, compare, dropout_off, require_finite
+from autocompile.slice.rank import _tokens_per_cycle
 from autocompile.slice.telemetry import code_hash, sdpa_kernels
-from autocompile.workloads.job import MachineFault, WorkloadError
+from autocompile.workloads.job import Job, MachineFault, WorkloadError
 
 
 def nested(outer: BaseException, inner: BaseException) -> BaseException:
@@ -237,6 +238,25 @@ def test_first_loss_is_compared_with_eager(first: float, eager: float, accepted:
 def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
     with pytest.raises(NumericsMismatch, match="step 2"):
         require_finite([1.0, 1.0, float("nan")])
+
+
+@pytest.mark.parametrize(
+    ("n_micro_batches", "before", "n", "tokens"),
+    [
+        pytest.param(1, 0, 1, 1, id="the first cycle"),
+        pytest.param(1, 1, 2, 2.5, id="the window's own cycles, not the first"),
+        pytest.param(2, 0, 2, 5, id="cycles of two micro-batches"),
+        pytest.param(1, 3, 2, 2.5, id="the stream begins again where it ends"),
+    ],
+)
+def test_tokens_are_those_of_the_window(n_micro_batches: int, before: int, n: int, tokens: float) -> None:
+    job = Job(
+        model=torch.nn.Linear(1, 1),
+        loss=lambda model, batch: model(batch),
+        batches=lambda: iter([1, 2, 3, 4]),
+        tokens=int,
+    )
+    assert _tokens_per_cycle(job, n_micro_batches, before=before, n=n) == tokens
 
 
 def test_dropout_is_off_inside_and_back_afterwards() -> None:

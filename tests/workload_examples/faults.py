@@ -17,11 +17,12 @@ class Block(nn.Module):
     def __init__(self, index: int, fault: str) -> None:
         super().__init__()
         self.linear = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.1 if fault == "dropout" else 0.0)
         self.index = index
         self.fault = fault
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.linear(x)
+        out = self.dropout(self.linear(x))
         if self.fault == "index" and self.index % 2:  # dynamo guards on the value of the attribute
             out = out * self.index
         if self.fault == "branch" and out.sum() > 0:
