@@ -102,10 +102,11 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
 def _script_settings(best: BestConfig) -> dict[str, str]:
     made_for, workload = best.made_for, best.workload
     shapes = f"sequences of {made_for.sequence_length}, all of one length, mask {workload.spec.mask}"
+    optimizer = "the workload script's optimizer" if workload.spec.script else f"fused {workload.spec.optimizer}"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
         "precision": f"train in {workload.precision}, with TF32 off",
-        "optimizer": f"use fused {workload.spec.optimizer}",
+        "optimizer": f"use {optimizer}",
         "sequence_length": f"the study measured {shapes}",
         "parallel": f"the study measured parallel={made_for.parallel}",
     }

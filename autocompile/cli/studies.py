@@ -21,6 +21,7 @@ def studies(storage: StorageFlag = STORAGE) -> None:
     with open_existing(storage) as opened:
         rows = [_cells(load_study(opened, name)) for name in opened.names()]
     table = Table("study", "result", "trials", "time used")
+    table.columns[0].overflow = "fold"  # a name that is cut cannot be given to `show`
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)

@@ -14,6 +14,7 @@ import yaml
 from autocompile.best_file import save
 from autocompile.errors import MachineError, UserError
 from autocompile.executors import Executor
+from autocompile.executors.exits import BUDGET
 from autocompile.records import Failed, FailureKind
 from autocompile.search import candidates
 from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
@@ -51,9 +52,12 @@ def preflight(spec: StudySpec, executor: Executor, *, folder_root: Path, devices
                 copy_seed(cache, seed)
             return answer
     assert isinstance(answer, Failed)
-    if answer.failure.kind is FailureKind.WORKLOAD_ERROR:
-        raise UserError(answer.failure.message)
-    raise MachineError(answer.failure.message)
+    failure = answer.failure
+    if failure.kind is FailureKind.WORKLOAD_ERROR:
+        raise UserError(f"{failure.message} ({failure.where})" if failure.where else failure.message)
+    if failure.subkind == BUDGET and deadline < PREFLIGHT_SECONDS:
+        raise UserError(f"budget: checking machine and workload took longer than its {deadline:.0f} s; give more")
+    raise MachineError(failure.message)
 
 
 @contextmanager
@@ -78,7 +82,10 @@ def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Fa
     UserError with the differing fields where it is another study, or the same one on another machine.
     """
     if not candidates(spec, facts):
-        raise UserError("the search space holds no config: no micro-batch of it divides the global batch")
+        raise UserError(
+            "the search space holds no config for this workload: no micro-batch divides the global batch, "
+            "or the model has no part of the scopes to compile"
+        )
     name = name or study_name(spec, facts)
     _check_cache_root(spec, facts, folder_root / name)
     stored = storage.load(name)
@@ -141,9 +148,17 @@ def differences(old: object, new: object, path: str = "") -> Iterator[tuple[str,
 
 
 def _shown(found: Iterator[tuple[str, Any, Any]]) -> str:
-    lines = [f"{path} was {old!r}, is now {new!r}" for path, old, new in found]
+    lines = list(dict.fromkeys(_difference(path, old, new) for path, old, new in found))
     more = len(lines) - _DIFFERENCES_SHOWN
     return "; ".join(lines[:_DIFFERENCES_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _difference(path: str, old: object, new: object) -> str:
+    if path.startswith("space."):
+        return "the search space differs"
+    if path == "workload" and isinstance(old, str):  # of the environment: a hash of the script
+        return "the workload script has changed"
+    return f"{path} was {old!r}, is now {new!r}"
 
 
 def _source(workload: WorkloadSpec) -> str:
