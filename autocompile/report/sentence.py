@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from autocompile.records import Result, Verdict
-from autocompile.report.study import Row, Study, row, runs_of
+from autocompile.report.study import Row, Study, row, runs_of, spread
 from autocompile.report.words import duration, gib, rate, tokens
 
 ALLOWANCE = "a fixed allowance of 3 % between processes until repeated blocks replace it"
+NOTABLE_SPREAD = 0.15  # five times the allowance
 PROVISIONAL = "provisional: the budget did not hold the confirming round"
 
 
@@ -23,7 +24,15 @@ def sentence(study: Study) -> str:
             parts = [f"compile is slower here: {_ratio(verdict)} eager's speed, so leave it off", *_eager(study, best)]
         case _:
             return "nothing was measured, so there is no verdict"
-    return "; ".join([*parts, *([] if verdict.confirmed else [PROVISIONAL])])
+    return "; ".join([*parts, *_unsteady(study), *([] if verdict.confirmed else [PROVISIONAL])])
+
+
+def _unsteady(study: Study) -> list[str]:
+    """The allowance is meant for a quiet machine, so runs that differ by several times as much must be spoken of."""
+    found = spread(study)
+    if found <= NOTABLE_SPREAD:
+        return []
+    return [f"beware: step times of one config varied by {found:.0%}, so measure again on a quiet machine"]
 
 
 def interval(verdict: Verdict) -> str | None:

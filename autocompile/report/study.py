@@ -69,6 +69,21 @@ def runs_of(config: Config, records: Sequence[TrialRecord]) -> list[tuple[TrialR
     return [run for run in runs if run[0].role is Role.CONFIRM] or runs
 
 
+def spread(study: Study) -> float:
+    """How far step times of one config lie apart, as a share: between its runs, or between the ends of one interval.
+
+    The worst of the configs that the verdict rests on; 0 where it rests on nothing.
+    """
+    confirmed = [record for record in study.records if record.number in study.verdict.confirmed_by]
+    worst = 0.0
+    for config in [record.config for record in confirmed]:
+        steps = [found.step_seconds for record, found in measured(study.records) if record.config == config]
+        between = max(step.median for step in steps) / min(step.median for step in steps) - 1
+        within = max((step.high - step.low) / step.median for step in steps)
+        worst = max(worst, between, within)
+    return worst
+
+
 def row(config: Config, records: Sequence[TrialRecord]) -> Row | None:
     """The table's row of one config; None where it was never measured at full depth."""
     runs = runs_of(config, records)

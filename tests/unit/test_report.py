@@ -361,3 +361,23 @@ def test_markdown_of_a_loss_does_not_advertise_compile():
 def test_failures_of_one_kind_are_one_line():
     records = (failed(4, LAYER), failed(5, {**LAYER, "micro_batch": 64}), RECORDS[0])
     assert failures(study(records=records)) == ["2 x layer: oom in warmup: tried to take 2 GiB of 1 GiB"]
+
+
+@pytest.mark.parametrize(
+    ("first_eager_rate", "said"),
+    [
+        pytest.param(8373.0 * 1.10, False, id="runs within what is usual"),
+        pytest.param(8373.0 * 1.36, True, id="eager took 36 % longer when it was confirmed"),
+    ],
+)
+def test_runs_of_one_config_that_lie_far_apart_are_spoken_of(first_eager_rate, said):
+    records = (trial(0, EAGER, rate_=first_eager_rate, role=Role.BASELINE), *RECORDS[1:])
+    assert ("varied by 36%" in sentence(study(records=records))) is said
+
+
+def test_a_wide_interval_within_one_run_is_spoken_of():
+    wide = RECORDS[3].outcome.measurement.model_copy(
+        update={"step_seconds": StepSeconds(median=1, low=0.5, high=3, n=5)}
+    )
+    noisy = RECORDS[3].model_copy(update={"outcome": Measured(measurement=wide)})
+    assert "varied by" in sentence(study(records=(*RECORDS[1:3], noisy)))
