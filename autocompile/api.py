@@ -11,15 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
-from autocompile.errors import UserError
+from autocompile.errors import MachineError, UserError
 from autocompile.executors.local import LocalExecutor
 from autocompile.place import STORAGE, STUDIES, Place
 from autocompile.settings import Settings, study_spec
 from autocompile.spec import Facts, StudySpec, resolved
 from autocompile.storage import Storage, exists
-from autocompile.tuner import Event, StudyResult, TrialEnded, WallClock, open_study, preflight
+from autocompile.tuner import Event, Interrupted, StudyResult, TrialEnded, WallClock, open_study, preflight, signals
 from autocompile.tuner import tune as run_slices
 
 log = logging.getLogger("autocompile")
@@ -64,7 +65,13 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
     check_mask(place.gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     stop = threading.Event()
     executor = LocalExecutor(place.python, stop)
-    facts = preflight(spec, executor, folder_root=Path(STUDIES), devices=place.gpus)
+    with signals(SimpleQueue[None](), stop) as caught:
+        try:
+            facts = preflight(spec, executor, folder_root=Path(STUDIES), devices=place.gpus)
+        except MachineError as error:
+            if caught:
+                raise Interrupted(None, caught[0]) from error
+            raise
     parallel = slots(facts, place.gpus)
     spec = spec.model_copy(update={"workload": resolved(spec.workload, facts)})
     with Storage.open(place.storage) as storage:

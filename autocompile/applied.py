@@ -102,6 +102,8 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
 def _script_settings(best: BestConfig) -> dict[str, str]:
     made_for, workload = best.made_for, best.workload
     shapes = f"sequences of {made_for.sequence_length}, all of one length, mask {workload.spec.mask}"
+    if workload.spec.script:
+        shapes = f"the batches of {workload.spec.script}"
     optimizer = "the workload script's optimizer" if workload.spec.script else f"fused {workload.spec.optimizer}"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",

@@ -29,6 +29,8 @@ _FLAGS = {
     "weights": "weights",
     "trust_remote_code": "trust_remote_code",
     "device": "device",
+    "parallel": "parallel",
+    "gpus_per_trial": "gpus_per_trial",
 }
 _WITH_A_SPEC_FILE = ("spec", "budget", "trials", "tokens", "steps")
 
@@ -53,6 +55,8 @@ class Settings:
     search_space: str | None = None
     sampler: str | None = None
     device: str | None = None
+    parallel: str | None = None
+    gpus_per_trial: int | None = None
     seed: int | None = None
     weights: bool | None = None
     trust_remote_code: bool | None = None

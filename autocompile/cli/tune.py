@@ -42,6 +42,9 @@ GlobalBatch = Annotated[int | None, _flag("--global-batch", "N", "Sequences of a
 Tokens = Annotated[str | None, _flag("--tokens", "T", "Length of the planned run, such as 50M: compile time counts.")]
 Steps = Annotated[int | None, _flag("--steps", "N", "Length of the planned run in global batches.")]
 Headroom = Annotated[str | None, _flag("--memory-headroom", "PERCENT", "GPU memory to keep free. [default: 8%]")]
+Parallel = Annotated[str | None, _flag("--parallel", "none", "How a trial uses several GPUs; so far it has one.")]
+GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial; several trials run at once.")]
+Executor = Annotated[str, _flag("--executor", "local", "Where slices run.")]
 Set = Annotated[
     list[str] | None, _flag("--set", "KEY=VALUE", "Pin a knob (micro_batch=4) or set a workload's field (lora.r=64).")
 ]
@@ -74,6 +77,9 @@ def tune(
     sampler: Sampler = None,
     device: Device = None,
     gpus: Gpus = None,
+    parallel: Parallel = None,
+    gpus_per_trial: GpusPerTrial = None,
+    executor: Executor = "local",
     study: StudyName = None,
     storage: StorageFlag = STORAGE,
     python: Python = None,
@@ -84,9 +90,9 @@ def tune(
 ) -> None:
     """Measure training slices of this model on this machine, and end with a verdict on torch.compile."""
     settings = _settings(locals())  # taken before there are other names
-    console = _console()
+    _require_local(executor)
     place = Place(study=study, storage=storage, python=python or sys.executable, gpus=parse_gpus(gpus))
-    result = _run(settings, console, place)
+    result = _run(settings, _console(), place)
     if json:
         from autocompile.cli.stored import print_document
 
@@ -100,6 +106,11 @@ def _settings(arguments: Mapping[str, Any]) -> Settings:
 
     given = {field.name: arguments[field.name] for field in fields(Settings)}
     return Settings(**{name: value for name, value in given.items() if value is not None and value is not False})
+
+
+def _require_local(executor: str) -> None:
+    if executor != "local":
+        raise UserError(f'--executor: expected local, found "{executor}"')
 
 
 def _console() -> Console:

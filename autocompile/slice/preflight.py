@@ -126,7 +126,6 @@ def _model(workload: WorkloadSpec) -> Found:
 def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
     from autocompile.workloads import scripts
     from autocompile.workloads.batches import first_batch
-    from autocompile.workloads.training import count_samples
 
     assert workload.script is not None
 
@@ -143,10 +142,11 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
         regions=dict(job.regions),
         frozen_knobs={},
     )
-    small = count_samples(first_batch(job))
+    small = scripts.counted(job, first_batch(job), workload.script)
     del job
     gc.collect()  # modules hold each other in circles, and two models may not fit beside each other
-    large = count_samples(first_batch(build_for(scripts.MICRO_BATCHES[1])))
+    job = build_for(scripts.MICRO_BATCHES[1])
+    large = scripts.counted(job, first_batch(job), workload.script)
     return replace(found, frozen_knobs=scripts.frozen_knobs(workload.script, small, large))
 
 

@@ -31,7 +31,7 @@ from autocompile.slice.classify import classify
 from autocompile.slice.environment import environment
 from autocompile.slice.locking import gpu_lock
 from autocompile.slice.measure import RecompileStorm, Stepper, steady_window, warm_up
-from autocompile.slice.parity import compare, dropout_off, eager_loss, require_finite
+from autocompile.slice.parity import Reference, compare, dropout_off, eager_reference, require_finite
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
 from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
@@ -81,7 +81,7 @@ def _measured(run: _Run) -> Measurement:
     n_micro_batches = gradient_accumulation(request.workload, request.config)
     batches = _cycles(job, n_micro_batches)
     first = next(batches)
-    eager = eager_loss(job, first)
+    eager = eager_reference(job, first, request.seed)
     _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
     run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
@@ -159,18 +159,20 @@ def _stepper(run: _Run, batches: Iterator[list[object]], optimizer: torch.optim.
     def step() -> torch.Tensor:
         if run.device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
-        return job.train_step(job.model, next(batches), optimizer).detach().clone()  # a CUDA graph owns its output
+        loss = job.train_step(job.model, next(batches), optimizer)
+        return torch.as_tensor(loss).detach().clone()  # a CUDA graph owns its output
 
     return Stepper(step=step, watch=run.observer, device=run.device, stepped=run.reporter.stepped)
 
 
-def _first_step(run: _Run, stepper: Stepper, eager: float) -> float:
+def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
     """The first step with dropout off, so that its loss can be compared with eager's.
 
     A model with dropout starts to compile anew when it is back on, as if nothing had been compiled before: with the
     old entries dynamo would take the changed probability for a symbol.
     """
     assert run.job is not None
+    torch.manual_seed(run.request.seed)
     with dropout_off(run.job.model) as had_dropout:
         first = float(stepper.step())
     compare(first, eager)

@@ -14,6 +14,7 @@ from autocompile.tuner.events import (
 )
 from autocompile.tuner.loop import tune
 from autocompile.tuner.opening import open_study, preflight, study_name
+from autocompile.tuner.signals import signals
 
 __all__ = [
     "Clock",
@@ -26,6 +27,7 @@ __all__ = [
     "WallClock",
     "open_study",
     "preflight",
+    "signals",
     "study_name",
     "tune",
 ]

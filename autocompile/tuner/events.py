@@ -52,8 +52,9 @@ class StudyResult(Study):
 class Interrupted(AutocompileError):
     """The study was ended from outside and all of it is kept; the same command goes on with it."""
 
-    def __init__(self, name: str, number: int) -> None:
-        super().__init__(f"interrupted; study {name} is saved, the same command goes on with it")
+    def __init__(self, name: str | None, number: int) -> None:
+        saved = f"study {name} is saved, the same command goes on with it" if name else "nothing was measured yet"
+        super().__init__(f"interrupted; {saved}")
         self.signal = signal.Signals(number)
         self.exit_code = 128 + number
 

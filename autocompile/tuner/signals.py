@@ -14,8 +14,10 @@ T = TypeVar("T")
 
 
 @contextmanager
-def signals(wake: SimpleQueue[T | None]) -> Iterator[list[int]]:
+def signals(wake: SimpleQueue[T | None], stop: threading.Event | None = None) -> Iterator[list[int]]:
     """A list that grows with each signal, and an item in the queue that wakes whoever waits for it.
+
+    ``stop`` is set too, for whoever looks at that instead.
 
     Only the main thread may ask for signals; elsewhere the list stays empty.
     """
@@ -27,6 +29,8 @@ def signals(wake: SimpleQueue[T | None]) -> Iterator[list[int]]:
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
         wake.put(None)  # a SimpleQueue may be put to from a signal handler
+        if stop is not None:
+            stop.set()
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -12,7 +12,14 @@ from torch.optim import Optimizer
 
 from autocompile.knob_table import KnobValue
 from autocompile.spec import Precision, WorkloadSpec
-from autocompile.workloads.precision import is_mixed, resolved_precision, set_tf32, trained_dtype, under_autocast
+from autocompile.workloads.precision import (
+    is_mixed,
+    resolved_precision,
+    set_tf32,
+    step_under_autocast,
+    trained_dtype,
+    under_autocast,
+)
 from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, count_tokens, fused_adamw
 
 __all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
@@ -120,8 +127,10 @@ def _in_precision(job: Job, precision: Precision, device: torch.device) -> Job:
     if not is_mixed(precision):
         return job
     job = replace(job, loss=under_autocast(job.loss, precision, device))
+    if not isinstance(job.train_step, AccumulatedStep):
+        if precision is Precision.FP16_MIXED:
+            raise WorkloadError("fp16-mixed needs a gradient scaler in the step; a workload's own train_step has none")
+        return replace(job, train_step=step_under_autocast(job.train_step, precision, device))
     if precision is not Precision.FP16_MIXED:
         return job
-    if not isinstance(job.train_step, AccumulatedStep):
-        raise WorkloadError("fp16-mixed needs a gradient scaler in the step; a workload's own train_step has none")
     return replace(job, train_step=replace(job.train_step, scaler=torch.amp.GradScaler(device.type)))

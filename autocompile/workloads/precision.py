@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from autocompile.spec import Method, Precision, WorkloadSpec
-from autocompile.workloads.training import Loss
+from autocompile.workloads.training import Loss, TrainStep
 
 # What arithmetic runs in: under autocast for the mixed ones, and as the weights' own dtype for the others.
 _COMPUTE = {
@@ -48,6 +50,16 @@ def under_autocast(loss: Loss, precision: Precision, device: torch.device) -> Lo
     def mixed(model: nn.Module, batch: Any) -> Tensor:
         with torch.autocast(device.type, dtype=compute_dtype(precision)):
             return loss(model, batch)
+
+    return mixed
+
+
+def step_under_autocast(step: TrainStep, precision: Precision, device: torch.device) -> TrainStep:
+    """A workload's own step, whose forward is somewhere inside it."""
+
+    def mixed(model: nn.Module, batches: Sequence[Any], optimizer: Optimizer) -> Tensor:
+        with torch.autocast(device.type, dtype=compute_dtype(precision)):
+            return step(model, batches, optimizer)
 
     return mixed
 

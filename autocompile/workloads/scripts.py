@@ -52,12 +52,25 @@ def check_loss(job: Job, script: str) -> None:
     raise WorkloadError(f"{path.name}: {function}: loss: expected a scalar tensor that needs a gradient, found {found}")
 
 
+def counted(job: Job, batch: Any, script: str) -> int:
+    """Tokens or samples of a batch, as throughput counts them; none at all is a mistake."""
+    path, function = _located(script)
+    with blamed_on(path.parent, f"{path.name}: {function}: tokens"):
+        found = int(job.tokens(batch))
+    if found < 1:
+        kind = type(batch).__name__
+        raise WorkloadError(
+            f"{path.name}: {function}: counted nothing in a batch ({kind}): give the Job a tokens(batch)"
+        )
+    return found
+
+
 def frozen_knobs(script: str, small: int, large: int) -> dict[str, str]:
-    """Knobs that this workload does not follow, each with the reason, from its samples for each of MICRO_BATCHES."""
+    """Knobs that this workload does not follow, each with the reason, from its batch for each of MICRO_BATCHES."""
     if large > small:
         return {}
     few, many = MICRO_BATCHES
-    return {"micro_batch": f"{script} gives {small} samples a batch for ctx.micro_batch={few} and {large} for {many}"}
+    return {"micro_batch": f"{script} gives batches of {small} for ctx.micro_batch={few} and of {large} for {many}"}
 
 
 def _located(script: str) -> tuple[Path, str]:

@@ -109,6 +109,18 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_before_the_study_leaves_nothing(here: Path, number: signal.Signals, code: int) -> None:
+    before = sorted(os.listdir(here))
+    with started(here, words(here, fake_preflight="hang")) as process:
+        time.sleep(3)  # the preflight is waited for
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == code, err
+    assert "interrupted; nothing was measured yet" in err
+    assert sorted(os.listdir(here)) == before
+
+
 def test_ctrl_c_saves_the_study_and_the_same_command_goes_on(here: Path) -> None:
     command = words(here, "--budget", "90s", "--trials", 6, "--json", fake_seconds=0.4)
     with started(here, command) as process:

@@ -125,7 +125,7 @@ def test_the_facts_of_a_script(found: dict[str, Answer]) -> None:
 def test_a_batch_that_does_not_grow_freezes_the_micro_batch(found: dict[str, Answer]) -> None:
     frozen = found["frozen"]["facts"]["frozen_knobs"]
     assert frozen.keys() == {"micro_batch"}
-    assert frozen["micro_batch"].endswith("blocks.py:frozen gives 8 samples a batch for ctx.micro_batch=2 and 8 for 4")
+    assert frozen["micro_batch"].endswith("blocks.py:frozen gives batches of 8 for ctx.micro_batch=2 and of 8 for 4")
 
 
 def test_a_large_model_is_described_without_its_weights(found: dict[str, Answer]) -> None:

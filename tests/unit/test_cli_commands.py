@@ -98,6 +98,10 @@ def test_a_study_from_its_first_line_to_its_files(tune, run, here):
         pytest.param(["tune", "--model", "llama2-7bb"], 2, "did you mean llama2-7b", id="an unknown model"),
         pytest.param(["tune", "--model", "tiny-llama", "--budget", "soon"], 2, "budget: expected a time", id="no time"),
         pytest.param(["tune"], 2, "expected exactly one of", id="nothing to train"),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--executor", "ray"], 2, "expected local", id="no such executor"
+        ),
+        pytest.param(["tune", "--model", "tiny-llama", "--parallel", "ddp"], 2, "--parallel: Input", id="no ranks yet"),
         pytest.param(["tune", "--model", "tiny-llama", "--gpus", "x"], 2, "--gpus: expected", id="no GPU list"),
         pytest.param(
             ["tune", "--model", "tiny-llama", "--study", "../up"], 2, "--study: expected letters", id="a path as a name"

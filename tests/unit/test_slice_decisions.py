@@ -14,7 +14,7 @@ from autocompile.records import Compile, Failed, Failure, FailureKind, Measured,
 from autocompile.slice.classify import classify
 from autocompile.slice.measure import RecompileStorm, median_interval
 from autocompile.slice.merge import RankOutcome, merge
-from autocompile.slice.parity import NumericsMismatch, compare, dropout_off, require_finite
+from autocompile.slice.parity import NumericsMismatch, Reference, compare, dropout_off, require_finite
 from autocompile.slice.rank import _tokens_per_cycle
 from autocompile.slice.telemetry import code_hash, sdpa_kernels
 from autocompile.workloads.job import Job, MachineFault, WorkloadError
@@ -229,10 +229,34 @@ def test_sdpa_kernels(names: list[str], found: tuple[str, ...]) -> None:
 )
 def test_first_loss_is_compared_with_eager(first: float, eager: float, accepted: bool) -> None:
     if accepted:
-        compare(first, eager)
+        compare(first, Reference(losses=(eager,), spread=0.0))
     else:
         with pytest.raises(NumericsMismatch):
-            compare(first, eager)
+            compare(first, Reference(losses=(eager,), spread=0.0))
+
+
+@pytest.mark.parametrize(
+    ("first", "accepted"),
+    [
+        pytest.param(2.0, True, id="the mean of the micro-batches"),
+        pytest.param(4.0, True, id="their sum"),
+        pytest.param(3.0, True, id="the last one"),
+        pytest.param(2.5, False, id="none of these"),
+    ],
+)
+def test_a_step_may_return_its_loss_in_three_ways(first: float, accepted: bool) -> None:
+    reference = Reference(losses=(1.0, 3.0), spread=0.0)
+    if accepted:
+        compare(first, reference)
+    else:
+        with pytest.raises(NumericsMismatch):
+            compare(first, reference)
+
+
+def test_random_numbers_that_stay_on_widen_the_tolerance() -> None:
+    compare(1.2, Reference(losses=(1.0,), spread=0.1))
+    with pytest.raises(NumericsMismatch, match="30%"):
+        compare(1.4, Reference(losses=(1.0,), spread=0.1))
 
 
 def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
