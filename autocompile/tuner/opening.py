@@ -154,11 +154,23 @@ def _shown(found: Iterator[tuple[str, Any, Any]]) -> str:
 
 
 def _difference(path: str, old: object, new: object) -> str:
-    if path.startswith("space."):
-        return "the search space differs"
+    if path.startswith("space.parameters."):
+        knob = path.removeprefix("space.parameters.")
+        was, now = _values(old), _values(new)
+        return f"{knob} in the space was {was}, is now {now if now != was else 'the same with other conditions'}"
     if path == "workload" and isinstance(old, str):  # of the environment: a hash of the script
         return "the workload script has changed"
     return f"{path} was {old!r}, is now {new!r}"
+
+
+def _values(blocks: object) -> str:
+    """A parameter of a search space in short; its reasons and conditions would fill a screen."""
+    if not isinstance(blocks, list):
+        return "absent"
+    return " or ".join(
+        f"{block['low']}..{block['high']}" if "low" in block else ", ".join(map(str, block["choices"]))
+        for block in blocks
+    )
 
 
 def _source(workload: WorkloadSpec) -> str:

@@ -98,6 +98,11 @@ def test_dropout_is_measured_as_training_has_it(measure) -> None:
     assert outcome.measurement.compile.seconds > 0
 
 
+@pytest.mark.parametrize("scope", ["none", "layer"])
+def test_random_numbers_of_the_model_s_own_are_no_mismatch(measure, scope: str) -> None:
+    assert isinstance(measure(script("random"), scope=scope), Measured)
+
+
 def test_eager_training_of_the_same_script_works(measure) -> None:
     outcome = measure(script("index"))
     assert isinstance(outcome, Measured)

@@ -25,6 +25,8 @@ class Block(nn.Module):
         out = self.dropout(self.linear(x))
         if self.fault == "index" and self.index % 2:  # dynamo guards on the value of the attribute
             out = out * self.index
+        if self.fault == "random":  # drawn by hand, so nobody else can switch it off
+            out = out * (torch.rand_like(out) > 0.3)
         if self.fault == "branch" and out.sum() > 0:
             out = out + 1
         if self.fault == "wrong when compiled" and torch.compiler.is_compiling():
