@@ -23,15 +23,15 @@ def script(fault: str) -> WorkloadSpec:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("method", "graphs"),
+    ("method", "scope", "graphs"),
     [
-        pytest.param(Method.FULL, 1, id="full"),
-        pytest.param(Method.LORA, 2, id="lora: the first layer's input needs no gradient"),
-        pytest.param(Method.QLORA, 2, id="qlora"),
+        pytest.param(Method.FULL, "mlp", 1, id="full"),
+        pytest.param(Method.LORA, "layer", 2, id="lora: the first layer's input needs no gradient"),
+        pytest.param(Method.QLORA, "mlp", 1, id="qlora"),
     ],
 )
-def test_each_method_is_compiled_per_layer(measure, method: Method, graphs: int) -> None:
-    outcome = measure(llama(method), scope="layer", fullgraph=True)
+def test_each_method_is_compiled(measure, method: Method, scope: str, graphs: int) -> None:
+    outcome = measure(llama(method), scope=scope, fullgraph=True)
     assert isinstance(outcome, Measured), outcome
     measurement, telemetry = outcome.measurement, outcome.telemetry
     assert (telemetry.compile_applied, telemetry.graphs, telemetry.mask) == ("all", graphs, "none")
