@@ -88,13 +88,11 @@ def test_a_break_without_fullgraph_is_measured_and_flagged(measure) -> None:
     assert "faults.py:" in outcome.telemetry.graph_breaks[0].where
 
 
-def test_dropout_is_measured_as_training_has_it(measure) -> None:
-    """The first step runs without it to be compared with eager; nothing of that may stay in what is compiled."""
-    outcome = measure(script("dropout"), scope="layer", fullgraph=True)
+def test_the_step_without_dropout_uses_up_no_recompile_limit(measure) -> None:
+    """The first step is compared with eager, dropout off; training itself needs two graphs, and no more may count."""
+    outcome = measure(script("dropout"), scope="layer", cache_size_limit=2)
     assert isinstance(outcome, Measured), outcome
-    telemetry = outcome.telemetry
-    assert (telemetry.graphs, telemetry.compile_applied) == (2, "all")
-    assert all("requires_grad mismatch" in found.guard for found in telemetry.recompiles)  # the first block's input
+    assert (outcome.telemetry.graphs, outcome.telemetry.compile_applied) == (2, "all")
     assert outcome.measurement.compile.seconds > 0
 
 
