@@ -24,7 +24,7 @@ from autocompile.search.objective import objective
 from autocompile.space import Choices, Config, Parameter, SearchSpace, Traits, choose
 from autocompile.spec import Facts, Role, Search, StudySpec, traits
 
-N_STARTUP_TRIALS = 8  # few: the known-good configs come first and teach as well as random ones
+N_STARTUP_TRIALS = 3  # the known-good configs come first and teach more than random ones
 N_ASKS = 20
 
 
