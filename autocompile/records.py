@@ -84,8 +84,24 @@ Degradation: TypeAlias = Literal[
 ]
 
 
+class GpuState(Value):
+    """What NVML said of the GPU during the window. ``limits`` are the reasons for which its clock was held down.
+
+    Names of the reasons are NVML's, lower case: ``sw_power_cap`` is the normal state of large batches.
+    """
+
+    sm_clock_mhz: int
+    power_watts: float
+    temperature_celsius: int
+    limits: tuple[str, ...] = ()
+
+
 class Measurement(Value):
-    """One measured slice. ``tokens_per_second`` counts ``unit`` per second of steady training, compile excluded."""
+    """One measured slice. ``tokens_per_second`` counts ``unit`` per second of steady training, compile excluded.
+
+    ``mfu`` is ``model_flops_per_second`` (of the model's own arithmetic, recomputation not counted) as a share of what
+    a matrix product reaches on this device, see Facts. ``data_wait_seconds`` is the host's wait for batches per cycle.
+    """
 
     tokens_per_second: float = Field(gt=0)
     step_seconds: StepSeconds
@@ -96,7 +112,10 @@ class Measurement(Value):
     reserved_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     losses: tuple[float, ...] = ()
+    model_flops_per_second: float | None = None
     mfu: float | None = None
+    data_wait_seconds: float | None = None
+    gpu: GpuState | None = None
     degraded: tuple[Degradation, ...] = ()
 
 
@@ -124,6 +143,27 @@ class CudagraphSkip(Value):
     reason: str
 
 
+class Deviation(Value):
+    """Relative L2 error of one quantity against fp32 eager, eager's own in the study's precision, and the limit."""
+
+    quantity: str  # loss, gradients, or the name of a parameter
+    error: float
+    eager_error: float
+    limit: float
+
+
+class Numerics(Value):
+    """How far the config's loss and gradients lie from an fp32 eager reference; ``worst`` is nearest to its limit.
+
+    ``checked`` is false where no reference could be made; ``note`` says why, or how randomness was kept out.
+    """
+
+    checked: bool
+    steps: int = 0
+    note: str | None = None
+    worst: tuple[Deviation, ...] = ()  # loss, gradients, and the parameter that comes nearest to its limit
+
+
 class Telemetry(Value):
     """What the compiler and the kernels really did; beside a measurement and a failure alike."""
 
@@ -138,6 +178,7 @@ class Telemetry(Value):
     recompiles_in_window: int | None = None
     cudagraph_skips: tuple[CudagraphSkip, ...] = ()
     sdpa_kernels: tuple[str, ...] = ()
+    numerics: Numerics | None = None  # null where this slice did not compare
     environment: dict[str, str] = {}
 
 

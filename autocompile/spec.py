@@ -149,14 +149,23 @@ class SlicePlan(Value):
     interval: float  # half-width of the median's interval, as a share of the median, at which the window ends
     window_seconds: float  # the window ends then at the latest
     min_cycles: int = 5  # optimizer cycles a window holds at least
+    preheat_seconds: float = 2.0  # of steps on a GPU before the window, so that its clock has settled
 
 
 SEARCH_SLICE = SlicePlan(interval=0.02, window_seconds=5.0)
 CONFIRM_SLICE = SlicePlan(interval=0.01, window_seconds=10.0)
+SUSTAINED_SLICE = SlicePlan(interval=0.0, window_seconds=60.0)
 
 
 def slice_plan(role: Role) -> SlicePlan:
-    return CONFIRM_SLICE if role is Role.CONFIRM else SEARCH_SLICE
+    """A probe is the winner's sustained minute: clocks fall as a GPU heats up, which a short window does not show."""
+    match role:
+        case Role.CONFIRM:
+            return CONFIRM_SLICE
+        case Role.PROBE:
+            return SUSTAINED_SLICE
+        case _:
+            return SEARCH_SLICE
 
 
 class PreflightRequest(Value):
@@ -171,7 +180,10 @@ class PreflightRequest(Value):
 
 
 class MeasureRequest(Value):
-    """Ask a child to measure one config. ``deadline_seconds`` is for the whole slice, from its start."""
+    """Ask a child to measure one config. ``deadline_seconds`` is for the whole slice, from its start.
+
+    ``numerics`` asks for the comparison with an fp32 reference; ``compile_threads`` None leaves inductor its own.
+    """
 
     type: Literal["measure"] = "measure"
     workload: WorkloadSpec
@@ -182,6 +194,8 @@ class MeasureRequest(Value):
     devices: tuple[int, ...]
     deadline_seconds: float
     cache_folder: str
+    numerics: bool = True
+    compile_threads: int | None = None
 
 
 SliceRequest: TypeAlias = PreflightRequest | MeasureRequest
@@ -198,7 +212,10 @@ class Device(Value):
 
 
 class Facts(Value):
-    """What the preflight child found out; the study's first ones are kept and are what decisions see."""
+    """What the preflight child found out; the study's first ones are kept and are what decisions see.
+
+    ``matmul_flops_per_second`` is what a large matrix product reaches on the device in the workload's precision.
+    """
 
     type: Literal["facts"] = "facts"
     devices: tuple[Device, ...] = Field(min_length=1)
@@ -211,6 +228,7 @@ class Facts(Value):
     regions: dict[str, str] | None = None  # scope name -> fnmatch pattern on module names; None: nobody looked
     frozen_knobs: dict[str, str] = {}  # knob -> why this workload does not let it vary
     free_memory_bytes: int | None = None
+    matmul_flops_per_second: float | None = None
 
 
 def resolved(workload: WorkloadSpec, facts: Facts) -> WorkloadSpec:
