@@ -22,6 +22,7 @@ from autocompile.spec import Facts, StudySpec, resolved
 from autocompile.storage import Storage, exists
 from autocompile.tuner import Event, Interrupted, StudyResult, TrialEnded, WallClock, open_study, preflight, signals
 from autocompile.tuner import tune as run_slices
+from autocompile.tuner.caches import CappedCaches
 
 log = logging.getLogger("autocompile")
 
@@ -40,13 +41,17 @@ class Opened:
     stop: threading.Event
     began: float
 
+    def _capped(self) -> CappedCaches:
+        records = self.storage.records(self.name)
+        return CappedCaches(self.executor, self.spec, self.facts, folder=self.folder, records=records)
+
     def run(self, watch: Callable[[Event], None]) -> StudyResult:
         """Measure until there is a verdict; whatever ends it, the study's files hold what is known."""
         return run_slices(
             self.spec,
             name=self.name,
             storage=self.storage,
-            executor=self.executor,
+            executor=self._capped(),
             folder=self.folder,
             slots=self.slots,
             stop=self.stop,

@@ -5,7 +5,8 @@ orphans whose parents died before the tree was ended, forks made while it is bei
 its environment, by descent and by session, read from /proc; without a /proc only the child's own group is ended.
 Not covered: a process that clears its environment and opens a session after its parent died, one in uninterruptible
 sleep (a wedged GPU driver), one of another user. When this process itself is killed nothing here runs: each child sees
-its standard input close and must end itself.
+its standard input close and must end its tree, see `end_own_tree`; whoever comes next ends what did not, see
+`end_abandoned`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ import os
 import signal
 import subprocess
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +45,7 @@ class Tree:
 
     def end(self) -> None:
         """Kill whatever is left of the tree and collect the child. Harmless when repeated."""
-        deadline = time.monotonic() + END_SECONDS
-        while left := members(self._process.pid, self._mark):
-            for number in (signal.SIGSTOP, signal.SIGKILL):  # first nobody forks any more, then all go
-                for pid in left:
-                    _send(pid, number)
-            if time.monotonic() > deadline:
-                break
-            self.wait(0.01)
+        _end(self._process.pid, self._mark, pause=lambda: self.wait(0.01))
         if self._process.poll() is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -67,8 +60,9 @@ def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path
 
     Raises OSError if the command cannot be executed or the log cannot be written.
     """
-    mark = uuid.uuid4().hex
-    with log.open("wb") as output:
+    log.write_bytes(b"")
+    with log.open("ab") as output:  # so that a log which is cut while it is written goes on at its new end
+        mark = _mark(os.fstat(output.fileno()))
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # held open: the slice exits when it closes
@@ -84,6 +78,21 @@ def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path
         tree.end()
 
 
+def end_abandoned(log: Path) -> None:
+    """End what still runs of the tree with this log, whose starter was killed. Harmless where nothing does."""
+    try:
+        mark = _mark(log.stat())
+    except OSError:  # it was never started
+        return
+    _end(None, mark)
+
+
+def end_own_tree() -> None:
+    """For a child whose starter is gone: end all that it started, sessions of their own included, and itself."""
+    _end(os.getpid(), os.environ.get(MARK, "none"))
+    os.killpg(0, signal.SIGKILL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Row:
     """What /proc says of one process."""
@@ -94,13 +103,30 @@ class _Row:
     session: int
 
 
-def members(root: int, mark: str) -> list[int]:
+def _end(root: int | None, mark: str, *, pause: Callable[[], object] = lambda: time.sleep(0.01)) -> None:
+    """Kill the tree, all but the process that asks for it."""
+    deadline = time.monotonic() + END_SECONDS
+    while left := [pid for pid in members(root, mark) if pid != os.getpid()]:
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # first nobody forks any more, then all go
+            for pid in left:
+                _send(pid, number)
+        if time.monotonic() > deadline:
+            break
+        pause()
+
+
+def members(root: int | None, mark: str) -> list[int]:
     """The living processes of the tree: marked, or in the root's group or session, and all who descend from those."""
     rows = list(_living())
     found = {row.pid for row in rows if root in (row.pid, row.group, row.session) or _has_mark(row.pid, mark)}
     while more := {row.pid for row in rows if row.pid not in found and {row.parent, row.session} & found}:
         found |= more
     return sorted(found)
+
+
+def _mark(log: os.stat_result) -> str:
+    """Of the tree that writes this log: no other file has both numbers, and whoever finds the log finds the mark."""
+    return f"{log.st_dev:x}-{log.st_ino:x}"
 
 
 def _living() -> Iterator[_Row]:

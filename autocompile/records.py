@@ -139,6 +139,13 @@ class Recompile(Value):
     guard: str
 
 
+class EagerFrame(Value):
+    """A frame that was to be compiled and runs eager; over its recompile limit, as far as no graph of it fits."""
+
+    where: str
+    reason: str
+
+
 class CudagraphSkip(Value):
     reason: str
 
@@ -146,10 +153,14 @@ class CudagraphSkip(Value):
 class Deviation(Value):
     """Relative L2 error of one quantity against fp32 eager, eager's own in the study's precision, and the limit."""
 
-    quantity: str  # loss, gradients, or the name of a parameter
-    error: float
+    quantity: str  # loss, gradients (all of them together), or the name of a parameter
+    error: float | None  # null: not a number, or a gradient that is not there
     eager_error: float
     limit: float
+
+    @property
+    def is_beyond(self) -> bool:
+        return self.error is None or self.error > self.limit
 
 
 class Numerics(Value):
@@ -176,6 +187,7 @@ class Telemetry(Value):
     graph_breaks: tuple[GraphBreak, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     recompiles_in_window: int | None = None
+    eager_frames: tuple[EagerFrame, ...] = ()
     cudagraph_skips: tuple[CudagraphSkip, ...] = ()
     sdpa_kernels: tuple[str, ...] = ()
     numerics: Numerics | None = None  # null where this slice did not compare
@@ -261,12 +273,22 @@ class Result(StrEnum):
     NONE = "none"
 
 
+class PlannedRun(Value):
+    """The quickest config for a run of ``amount`` tokens (or samples), compile included, beside the best eager one."""
+
+    steps: int  # of the chosen config
+    amount: int
+    config: dict[str, KnobValue]
+    seconds: float
+    eager_seconds: float | None
+
+
 class Verdict(Value):
     """What the study says. Ratios are of the objective, above 1 is faster; null where they were not measured.
 
     ``speedup`` is over eager with the winner's other knobs, ``speedup_vs_best_eager`` (and its interval) over the
     best config with scope none. In a tie or loss ``config`` is the best eager one, while the ratios are those of
-    the best compiled one.
+    the best compiled one. ``rounds`` is how many paired confirmations the interval stands on.
     """
 
     result: Result
@@ -280,3 +302,5 @@ class Verdict(Value):
     speedup_vs_plain_compile: float | None = None
     break_even_steps: int | None = None
     confirmed_by: tuple[int, ...] = ()
+    rounds: int = 0
+    by_length: tuple[PlannedRun, ...] = ()

@@ -1,7 +1,8 @@
 """From the records of a study to the config to measure next, through an in-memory Optuna study made for one question.
 
-Nothing is kept between questions, so a restart asks the same. A failure of the config goes in as PRUNED with a violated
-constraint: told as FAIL it would be ignored, and TPE then asks for what runs out of memory in nine cases of ten.
+No question depends on the one before, so a restart asks the same. A failure of the config goes in as PRUNED with a
+violated constraint: told as FAIL it would be ignored, and TPE then asks for what runs out of memory in nine cases of
+ten.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import optuna
@@ -19,10 +20,11 @@ from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
 from autocompile.knob_table import KnobValue
 from autocompile.records import State, TrialRecord
-from autocompile.search.canonical import canonical, key
+from autocompile.search.canonical import Key, by_key, canonical, key
 from autocompile.search.objective import objective
-from autocompile.space import Choices, Config, Parameter, SearchSpace, Traits, choose
+from autocompile.space import Choices, Config, Parameter, Traits, choose
 from autocompile.spec import Facts, Role, Search, StudySpec, traits
+from autocompile.values import remembered
 
 N_STARTUP_TRIALS = 3  # the known-good configs come first and teach more than random ones
 N_ASKS = 20
@@ -34,36 +36,52 @@ def suggest(
     *,
     records: Sequence[TrialRecord],
     admissible: Callable[[Config], bool],
-    candidates: Sequence[Config],
 ) -> Config | None:
-    """One of the candidates (the canonical configs of the space) that is admissible and untried; None if none is left.
+    """One of the canonical configs of the space that is admissible and untried; None if none is left.
 
     Tried is what any baseline, probe or search trial has or had, whatever became of it.
     """
     told = [record for record in records if record.role is not Role.CONFIRM]
-    tried = {key(record.config) for record in told}
-    untried = {key(config): config for config in candidates if key(config) not in tried}
+    tried, known = {key(record.config) for record in told}, by_key(spec, facts)
+
+    def may_be(name: Key) -> bool:
+        return name in known and name not in tried and admissible(known[name])
+
     seed = spec.seed + len(records)
     match spec.plan:
-        case Search(sampler="auto" | "tpe") if untried:
-            walk = _Walk(space=spec.space, traits=traits(spec, facts), fixed=_fixed(candidates))
-            for asked in islice(_asks(_study(spec, walk, told, seed=seed), walk), N_ASKS):
-                if (config := untried.get(key(asked))) is not None and admissible(config):
-                    return config
-    left = [config for config in untried.values() if admissible(config)]
-    if not left:
-        return None
-    in_order = isinstance(spec.plan, Search) and spec.plan.sampler == "grid"
-    return left[0] if in_order else random.Random(seed).choice(left)
+        case Search(sampler="auto" | "tpe") if not known.keys() <= tried:
+            walk = _walk(spec, facts)
+            asked = map(key, islice(_asks(_study(walk, told, seed=seed), walk), N_ASKS))
+            found = next(filter(may_be, asked), None)
+        case Search(sampler="grid"):
+            found = next(filter(may_be, known), None)
+        case _:
+            found = None
+    if found is None:
+        found = _any(list(known), may_be, random.Random(seed))
+    return None if found is None else known[found]
+
+
+def _any(names: Sequence[Key], may_be: Callable[[Key], bool], rng: random.Random) -> Key | None:
+    """One at random, each as likely; most often a few throws do, without a look at all of them."""
+    for name in rng.choices(names, k=N_ASKS) if names else ():
+        if may_be(name):
+            return name
+    left = list(filter(may_be, names))
+    return rng.choice(left) if left else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Walk:
-    """How configs and Optuna's parameters turn into each other. ``fixed`` is what all candidates agree on."""
+    """How configs and Optuna's parameters turn into each other. ``fixed`` is what all candidates agree on.
 
-    space: SearchSpace
+    ``trials`` remembers what each record became: most of them are in the next question too.
+    """
+
+    spec: StudySpec
     traits: Traits
     fixed: Config
+    trials: dict[int, tuple[TrialRecord, FrozenTrial | None]] = field(default_factory=dict)
 
     def ask(self, trial: Trial) -> Config:
         """The space walked with the sampler's choices, so that a condition is asked before what hangs on it."""
@@ -74,7 +92,14 @@ class _Walk:
                 return values[values.index(trial.suggest_categorical(label, values))]
             return values[trial.suggest_int(label, 0, len(values) - 1)]
 
-        return choose(self.space, self.traits, self.fixed, pick)
+        return choose(self.spec.space, self.traits, self.fixed, pick)
+
+    def trial(self, record: TrialRecord) -> FrozenTrial | None:
+        """As Optuna knows it; None where the record teaches nothing about its config."""
+        known = self.trials.get(record.number)
+        if known is None or known[0] is not record:
+            known = self.trials[record.number] = record, _trial(self, record)
+        return known[1]
 
     def told(self, config: Config) -> tuple[dict[str, KnobValue], dict[str, BaseDistribution]]:
         """This config as Optuna's parameters and distributions; what is no value of the space is left out."""
@@ -91,8 +116,13 @@ class _Walk:
                 )
             return value
 
-        choose(self.space, self.traits, self.fixed, pick)
+        choose(self.spec.space, self.traits, self.fixed, pick)
         return params, distributions
+
+
+@remembered(2)
+def _walk(spec: StudySpec, facts: Facts) -> _Walk:
+    return _Walk(spec=spec, traits=traits(spec, facts), fixed=_fixed(list(by_key(spec, facts).values())))
 
 
 def _asks(study: optuna.Study, walk: _Walk) -> Iterator[Config]:
@@ -101,7 +131,7 @@ def _asks(study: optuna.Study, walk: _Walk) -> Iterator[Config]:
         yield walk.ask(study.ask())
 
 
-def _study(spec: StudySpec, walk: _Walk, told: Sequence[TrialRecord], *, seed: int) -> optuna.Study:
+def _study(walk: _Walk, told: Sequence[TrialRecord], *, seed: int) -> optuna.Study:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of ``group``
@@ -109,12 +139,12 @@ def _study(spec: StudySpec, walk: _Walk, told: Sequence[TrialRecord], *, seed: i
             multivariate=True, group=True, constant_liar=True, n_startup_trials=N_STARTUP_TRIALS, seed=seed
         )
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.add_trials([trial for record in told if (trial := _trial(spec, walk, record))])
+    study.add_trials([trial for record in told if (trial := walk.trial(record))])
     return study
 
 
-def _trial(spec: StudySpec, walk: _Walk, record: TrialRecord) -> FrozenTrial | None:
-    """None where the record teaches nothing about its config: a failure of the machine, no full-depth value."""
+def _trial(walk: _Walk, record: TrialRecord) -> FrozenTrial | None:
+    """None also of a failure of the machine, and without a full-depth value."""
     params, distributions = walk.told(canonical(record.config))
     match record.state:
         case State.RUNNING:
@@ -122,7 +152,7 @@ def _trial(spec: StudySpec, walk: _Walk, record: TrialRecord) -> FrozenTrial | N
         case State.PRUNED:
             failed = {str(record.failure.kind): 1.0} if record.failure else None
             return create_trial(state=TrialState.PRUNED, params=params, distributions=distributions, constraints=failed)
-        case State.COMPLETE if (value := _value(spec, record)) is not None:
+        case State.COMPLETE if (value := _value(walk.spec, record)) is not None:
             return create_trial(value=value, params=params, distributions=distributions, constraints=_tight(record))
     return None
 

@@ -108,7 +108,7 @@ Plan: TypeAlias = Annotated[Search | Grid | Paired, Field(discriminator="type")]
 
 
 class StudySpec(Value):
-    """One study. ``budget``, the planned run (in tokens or in steps) and ``cache_root`` are no part of its identity."""
+    """One study. ``budget``, the planned run (in tokens or in steps) and its caches are no part of its identity."""
 
     workload: WorkloadSpec
     space: SearchSpace
@@ -120,6 +120,7 @@ class StudySpec(Value):
     planned_tokens: int | None = Field(default=None, ge=1)
     planned_steps: int | None = Field(default=None, ge=1)  # of one global batch each
     cache_root: str | None = None
+    cache_bytes: int = Field(default=10 * 1024**3, ge=0)  # compile caches of configs that cannot win are evicted above
 
     @model_validator(mode="after")
     def _one_length(self) -> StudySpec:
@@ -137,7 +138,8 @@ class StudySpec(Value):
 
     def identity(self) -> dict[str, Any]:
         """What makes this study another than one of the same name, as plain JSON."""
-        return self.model_dump(mode="json", exclude={"budget", "planned_tokens", "planned_steps", "cache_root"})
+        elsewhere = {"budget", "planned_tokens", "planned_steps", "cache_root", "cache_bytes"}
+        return self.model_dump(mode="json", exclude=elsewhere)
 
     def hash(self) -> str:
         return digest(self.identity())

@@ -8,9 +8,12 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+from operator import is_
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict
@@ -20,11 +23,45 @@ from autocompile.errors import UserError
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TOKENS = {"": 1, "k": 1_000, "m": 1_000_000, "b": 1_000_000_000}
 
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
 
 class Value(BaseModel):
     """Immutable data, built by keyword; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def remembered(n_answers: int) -> Callable[[Callable[[*Ts], T]], Callable[[*Ts], T]]:
+    """Let a pure function answer again what it was asked last about the very same immutable values.
+
+    They are compared by identity: to hash a study's whole content would cost more than most answers.
+    """
+
+    def decorate(function: Callable[[*Ts], T]) -> Callable[[*Ts], T]:
+        @lru_cache(maxsize=n_answers)
+        def answer(same: _Same) -> T:
+            return function(*same.values)
+
+        @wraps(function)
+        def ask(*values: *Ts) -> T:
+            return answer(_Same(values))
+
+        return ask
+
+    return decorate
+
+
+@dataclass(frozen=True, eq=False)
+class _Same:
+    values: tuple[Any, ...]
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.values)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and all(map(is_, self.values, other.values))
 
 
 def digest(value: Any) -> str:

@@ -1,110 +1,99 @@
-"""`autocompile doctor`: what this machine has and what it lacks, without importing torch."""
+"""`autocompile doctor`: the checks that come before every study, printed, each with what to do."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
-from autocompile.errors import MachineError
+import typer
 
-_NEEDED = ("torch", "transformers", "peft", "accelerate", "optuna", "sqlalchemy", "alembic")
-_OPTIONAL = ("triton", "bitsandbytes", "deepspeed")
-_DISK_BYTES = 1024**3  # as the preflight wants
+from autocompile.cli.flags import StorageFlag
+from autocompile.errors import AutocompileError, MachineError
+from autocompile.place import STORAGE, STUDIES
 
+if TYPE_CHECKING:
+    from autocompile.machine import Finding
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One line of the doctor's. ``missing`` says what to do where tuning cannot work without it."""
-
-    what: str
-    found: str
-    missing: str | None = None
+_WIDTH_OF_A_FILE = 160
+Python = Annotated[str | None, typer.Option("--python", metavar="PATH", help="Interpreter that runs the slices.")]
 
 
-def doctor() -> None:
-    """Check this machine: Python, libraries, compiler, GPUs, disk."""
-    from rich.console import Console
-    from rich.table import Table
-
-    findings = [
-        _python(),
-        *map(_needed, _NEEDED),
-        *map(_optional, _OPTIONAL),
-        _compiler(),
-        *_gpus(),
-        _disk(os.getcwd()),
-    ]
-    table = Table("what", "found")
-    for finding in findings:
-        table.add_row(finding.what, finding.found, style="red" if finding.missing else None)
-    Console().print(table)
-    if problems := [finding.missing for finding in findings if finding.missing]:
+def doctor(storage: StorageFlag = STORAGE, python: Python = None) -> None:
+    """Check this machine: libraries, compilers, GPUs, cache folder, database, and that two lines compile."""
+    findings = [*_machine(), _database(storage)]
+    problems = [finding.missing for finding in findings if finding.missing]
+    if not problems:
+        print("compiling two lines, which takes up to a minute ...", file=sys.stderr)
+        findings.append(_preflight(python or sys.executable))
+        problems = [finding.missing for finding in findings if finding.missing]
+    _show(findings)
+    if problems:
         raise MachineError("; ".join(problems))
 
 
-def _python() -> Finding:
-    return Finding(what="python", found=f"{sys.version.split()[0]} ({sys.executable})")
+def _show(findings: Sequence[Finding]) -> None:
+    """What is wrong is said again in the table, where the rest of the machine stands beside it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("what", "found", "what to do")
+    for column in table.columns:
+        column.overflow = "fold"
+    for finding in findings:
+        style = "red" if finding.missing else None
+        table.add_row(finding.what, finding.found, finding.missing or "", style=style)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_A_FILE
+    console.print(table)
 
 
-def _installed(package: str) -> str | None:
+def _machine() -> Iterator[Finding]:
+    from autocompile import machine
+
+    yield machine.python()
+    yield from machine.packages()
+    yield machine.triton(machine.installed("torch"), machine.installed("triton"), machine.requirements("torch"))
+    gpus = machine.gpus()
+    yield from gpus
+    has_gpu = gpus[0].what == "driver"
+    yield from machine.compilers(gpu=has_gpu)
+    yield machine.cache_folder(Path(STUDIES), gpu=has_gpu)
+
+
+def _database(url: str) -> Finding:
+    from autocompile.machine import Finding
+    from autocompile.storage.asking import ask
+
     try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+        return Finding(what="database", found=ask(url))
+    except MachineError as error:
+        return Finding(what="database", found="does not answer", missing=str(error))
 
 
-def _needed(package: str) -> Finding:
-    found = _installed(package)
-    return Finding(what=package, found=found or "missing", missing=None if found else f"{package} is not installed")
+def _preflight(python: str) -> Finding:
+    """What every study begins with, for a small model; nothing of it remains."""
+    import tempfile
+    import threading
+    import time
 
+    from autocompile.executors.local import LocalExecutor
+    from autocompile.machine import Finding
+    from autocompile.settings import Settings, study_spec
+    from autocompile.tuner import preflight
+    from autocompile.tuner.leftovers import WORKPLACE
 
-def _optional(package: str) -> Finding:
-    return Finding(what=package, found=_installed(package) or "not installed (optional)")
-
-
-def _compiler() -> Finding:
-    """Inductor takes $CXX, else g++; it needs one on GPUs too."""
-    wanted = [os.environ[name] for name in ("CXX",) if name in os.environ]
-    found = next((path for name in (*wanted, "g++", "clang++", "c++") if (path := shutil.which(name))), None)
-    missing = None if found else "no C++ compiler found: install g++ (Debian: apt-get install g++)"
-    return Finding(what="C++ compiler", found=found or "missing", missing=missing)
-
-
-def _gpus() -> list[Finding]:
-    import pynvml
-
+    spec = study_spec(Settings(model="tiny-llama", search_space="quick", budget="5m"))
+    near = next(path for path in (Path(STUDIES).absolute(), *Path(STUDIES).absolute().parents) if path.is_dir())
+    began = time.monotonic()
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [Finding(what="GPU", found=f"none ({error}); tuning runs on the CPU")]
-    try:
-        driver = pynvml.nvmlSystemGetDriverVersion()
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            Finding(what="driver", found=_text(driver)),
-            *(
-                _gpu(index, _text(pynvml.nvmlDeviceGetName(device)), pynvml.nvmlDeviceGetMemoryInfo(device))
-                for index, device in enumerate(devices)
-            ),
-        ]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(index: int, name: str, memory: object) -> Finding:
-    free, total = (getattr(memory, field) / 1024**3 for field in ("free", "total"))
-    return Finding(what=f"GPU {index}", found=f"{name}, {free:.1f} of {total:.1f} GiB free")
-
-
-def _text(value: object) -> str:
-    """Older versions of the binding answer in bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _disk(folder: str) -> Finding:
-    free = shutil.disk_usage(folder).free
-    missing = None if free >= _DISK_BYTES else f"less than 1 GiB free in {folder}"
-    return Finding(what="disk", found=f"{free / 1024**3:.0f} GiB free here", missing=missing)
+        with tempfile.TemporaryDirectory(dir=near, prefix=WORKPLACE) as folder:
+            seeded = Path(STUDIES, ".seed").is_dir()
+            executor = LocalExecutor(python, threading.Event())
+            facts = preflight(spec, executor, folder_root=Path(STUDIES) if seeded else Path(folder))
+    except AutocompileError as error:
+        return Finding(what="compile", found="fails", missing=str(error))
+    device = facts.devices[0]
+    return Finding(what="compile", found=f"works on {device.name}, in {time.monotonic() - began:.0f} s")

@@ -21,14 +21,21 @@ def rm(
     from pathlib import Path
 
     from autocompile.cli.stored import load_study, open_existing
+    from autocompile.files import delete_folder
+    from autocompile.tuner.leftovers import cache_names, of_study
 
     folder = Path(STUDIES, study)
     with open_existing(storage) as opened:
-        n_trials = len(load_study(opened, study).records)
+        found = load_study(opened, study)
         files = f" and the folder {folder}" if folder.is_dir() else ""
         if not yes:
-            typer.confirm(f"Delete study {study} with {n_trials} trials{files}?", abort=True)
+            typer.confirm(f"Delete study {study} with {len(found.records)} trials{files}?", abort=True)
         opened.delete(study)
+        others = [load_study(opened, name) for name in opened.names()]
+    shared = {name for other in others for name in cache_names(other.spec, other.facts, other.records)}
+    for leftover in of_study(found.spec, found.facts, found.records, folder=folder, shared=shared):
+        for one in leftover.folders:  # some lie elsewhere
+            delete_folder(one)
     try:
         if folder.is_dir():
             shutil.rmtree(folder)

@@ -29,7 +29,7 @@ def read_study(name: str, url: str) -> Study:
 def load_study(storage: Storage, name: str) -> Study:
     """The stored study; UserError with the nearest names where there is none."""
     from autocompile.report import Study
-    from autocompile.search import derived, verdict
+    from autocompile.search import brake_reason, derived, verdict
     from autocompile.values import nearest
 
     stored = storage.load(name)
@@ -44,6 +44,7 @@ def load_study(storage: Storage, name: str) -> Study:
         records=records,
         derived=derived(stored.spec, stored.facts, records),
         verdict=verdict(stored.spec, stored.facts, records),
+        brake=brake_reason(records),
         used_seconds=stored.used_seconds,
         total_seconds=stored.spec.budget.seconds,
     )

@@ -21,9 +21,13 @@ class Overdue(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """``exit_seconds`` is what a child may take to exit once its answer lies there complete."""
+    """``compile_share`` is how much of the whole slice's time its first step may take: the rest is for measuring it.
+
+    ``exit_seconds`` is what a child may take to exit once its answer lies there complete.
+    """
 
     compile_seconds: float = 900.0
+    compile_share: float = 2 / 3
     step_seconds: float = 60.0
     step_factor: float = 20.0  # a step may take so many times the median one
     recompile_factor: float = 3.0  # in warm-up also so many times what the first step took: it may compile again
@@ -71,8 +75,9 @@ def overdue(pace: Pace, limits: Limits, *, deadline_seconds: float, now: float) 
     if pace.first_step_seconds is not None:
         bound = _step_bound(pace, limits)
         return (Overdue.STEP, bound) if now - pace.changed >= bound else None
-    if pace.compile_began is not None and now - pace.compile_began >= limits.compile_seconds:
-        return Overdue.COMPILE, limits.compile_seconds
+    bound = min(limits.compile_seconds, limits.compile_share * deadline_seconds)
+    if pace.compile_began is not None and now - pace.compile_began >= bound:
+        return Overdue.COMPILE, bound
     return None
 
 
@@ -82,6 +87,8 @@ def _is_counted(pace: Pace) -> bool:
 
 
 def _step_bound(pace: Pace, limits: Limits) -> float:
+    if pace.stage is Stage.COMPILE:  # once more, of the copy whose gradients are checked
+        return limits.compile_seconds
     usual = limits.step_factor * median(pace.step_seconds) if pace.step_seconds else 0.0
     again = limits.recompile_factor * (pace.first_step_seconds or 0.0) if pace.stage is Stage.WARMUP else 0.0
     return max(limits.step_seconds, usual, again)

@@ -7,6 +7,7 @@ Not covered: what `autocompile.processes` does not cover, and hostile code.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import sys
@@ -21,8 +22,10 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from autocompile.errors import MachineError
-from autocompile.executors.deadlines import Limits, Pace, observe, overdue
+from autocompile.executors.deadlines import Limits, Overdue, Pace, observe, overdue
 from autocompile.executors.exits import Ending, failure_of
+from autocompile.executors.logs import shorten
+from autocompile.failure_texts import CACHE_FOLDER
 from autocompile.processes import Tree, started
 from autocompile.records import ANSWER, Answer, Failed, Failure, FailureKind, Progress, Stage
 from autocompile.spec import Facts, PreflightRequest, SliceRequest
@@ -31,7 +34,7 @@ from autocompile.values import write_aside
 _TICK_SECONDS = 0.05
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _LOG_TAIL_BYTES = 16_384
-_NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP")
+_NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 _PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
 
 T = TypeVar("T")
@@ -50,10 +53,8 @@ class LocalExecutor:
             weakref.finalize(self, shutil.rmtree, self._package.parent, ignore_errors=True)
 
     def run(self, request: SliceRequest, folder: Path) -> Answer:
-        try:
-            _lay_out(request, folder)
-        except OSError as error:
-            return _machine(request, f"cannot write the slice's files: {error}")
+        if (broken := _lay_out(request, folder)) is not None:
+            return broken
         command = [self._python, "-m", "autocompile.slice", str(folder)]
         environment = _environment(request, os.environ, self._package)
         try:
@@ -61,7 +62,8 @@ class LocalExecutor:
                 ending = self._watch(tree, request, folder)
         except OSError as error:
             return _machine(request, f"cannot start the slice: {error}")
-        answer = _answer(request, folder) or Failed(failure=self._failure(request, folder, ending))
+        shorten(folder / "log.txt")
+        answer = _answer(request, folder) or self._silent(request, folder, ending)
         if isinstance(answer, Facts):
             self._device_memory_bytes = answer.devices[0].memory_bytes
         return answer
@@ -73,6 +75,7 @@ class LocalExecutor:
         pace = Pace()
         while (status := tree.wait(_TICK_SECONDS)) is None:
             now = time.monotonic() - began
+            shorten(folder / "log.txt")
             if self._stop.is_set():
                 return Ending(interrupted=True)
             if progress := _read(_PROGRESS, folder / "progress.json"):
@@ -82,25 +85,47 @@ class LocalExecutor:
             if answered is not None and now - answered >= self._limits.exit_seconds:
                 return Ending()  # the answer counts, the hang after it does not
             if late := overdue(pace, self._limits, deadline_seconds=request.deadline_seconds, now=now):
-                return Ending(cause=late[0], bound=late[1])
+                cause, bound = late
+                cut_short = cause is Overdue.COMPILE and bound < self._limits.compile_seconds
+                return Ending(cause=cause, bound=bound, cut_short=cut_short)
         return Ending(status=status)
 
-    def _failure(self, request: SliceRequest, folder: Path, ending: Ending) -> Failure:
-        return failure_of(
+    def _silent(self, request: SliceRequest, folder: Path, ending: Ending) -> Failed:
+        """Of a slice without an answer; on a full disk neither that nor its reasons could be written."""
+        failure = failure_of(
             ending,
             _read(_PROGRESS, folder / "progress.json"),
             log_tail=_tail(folder / "log.txt"),
             first_stage=_first_stage(request),
             device_memory_bytes=self._device_memory_bytes,
         )
+        if failure.kind is FailureKind.UNKNOWN and (complaint := _unwritable(folder)):
+            return _machine(request, f"cannot write the slice's files: {complaint}")
+        return Failed(failure=failure)
 
 
-def _lay_out(request: SliceRequest, folder: Path) -> None:
+def _lay_out(request: SliceRequest, folder: Path) -> Failed | None:
     """Nothing that an earlier slice left in this folder may pass for this one's answer."""
-    for name in ("outcome.json", "progress.json"):
-        (folder / name).unlink(missing_ok=True)
-    Path(request.cache_folder).mkdir(parents=True, exist_ok=True)
-    write_aside(folder / "request.json", request.model_dump_json(indent=2))
+    try:
+        Path(request.cache_folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return _machine(request, f"cache folder {request.cache_folder}: {error.strerror}", subkind=CACHE_FOLDER)
+    try:
+        for name in ("outcome.json", "progress.json"):
+            (folder / name).unlink(missing_ok=True)
+        write_aside(folder / "request.json", request.model_dump_json(indent=2))
+    except OSError as error:
+        return _machine(request, f"cannot write the slice's files: {error}")
+    return None
+
+
+def _unwritable(folder: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_LOG_TAIL_BYTES))
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _package(python: str) -> Path:
@@ -130,7 +155,20 @@ def _environment(request: SliceRequest, ours: Mapping[str, str], package_parent:
         **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}),
         "PYTHONPATH": os.pathsep.join([str(package_parent), *filter(None, [ours.get("PYTHONPATH")])]),
         "TORCHINDUCTOR_CACHE_DIR": request.cache_folder,
+        **_bytecode(ours, Path(request.cache_folder)),
     }
+
+
+def _bytecode(ours: Mapping[str, str], cache_folder: Path) -> dict[str, str]:
+    """Where bytecode is kept for slices if nobody else keeps it: compiling torch's sources takes 6 s in each process.
+
+    Images for containers often forbid to write it, and ship none.
+    """
+    found = importlib.util.find_spec("torch")
+    kept = found is not None and found.origin is not None and Path(found.origin).with_name("__pycache__").is_dir()
+    if kept or "PYTHONPYCACHEPREFIX" in ours:
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(cache_folder.parent / ".bytecode")}
 
 
 def _answer(request: SliceRequest, folder: Path) -> Answer | None:
@@ -152,8 +190,9 @@ def _answer(request: SliceRequest, folder: Path) -> Answer | None:
     return answer
 
 
-def _machine(request: SliceRequest, message: str) -> Failed:
-    return Failed(failure=Failure(kind=FailureKind.INFRASTRUCTURE, stage=_first_stage(request), message=message))
+def _machine(request: SliceRequest, message: str, *, subkind: str | None = None) -> Failed:
+    kind, stage = FailureKind.INFRASTRUCTURE, _first_stage(request)
+    return Failed(failure=Failure(kind=kind, subkind=subkind, stage=stage, message=message))
 
 
 def _first_stage(request: SliceRequest) -> Stage:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from autocompile.knob_table import KnobValue
 from autocompile.records import Result, State, Telemetry, TrialRecord
 from autocompile.report.document import Places, scrub
+from autocompile.report.explain import notes
 from autocompile.report.sentence import interval, sentence
 from autocompile.report.study import Row, Study, best_rows
-from autocompile.report.words import duration, gib, outcome, rate, short, word, workload
+from autocompile.report.words import duration, gib, outcome, rate, short, tokens, word, workload
 
 _N_BEST = 8
 
@@ -17,17 +18,19 @@ _N_BEST = 8
 def markdown(study: Study, places: Places) -> str:
     """The text of ``report.md``; it names no host, no user and no absolute path."""
     sections = [
-        [f"# {study.name}", f"**{_capital(sentence(study))}.**", *_sureness(study), _what(study)],
+        [f"# {study.name}", f"**{_capital(sentence(study))}.**", *_sureness(study), *_brake(study), _what(study)],
         ["## Best configs", _table(_BEST_HEAD, map(_best_cells, best_rows(study.records, limit=_N_BEST)))],
+        *_lengths(study),
         ["## How to use it", *_use(study)],
         ["## All trials", _table(_TRIAL_HEAD, map(_trial_cells, study.records)), *_derived(study)],
-        ["## What the compiler did", *_compiler(study.records)],
+        ["## What the compiler did", *_compiler(study)],
         ["## Environment", _table(("what", "found"), sorted(study.facts.environment.items()))],
     ]
     return scrub("\n\n".join(part for section in sections for part in section), places) + "\n"
 
 
 _BEST_HEAD = ("config", "tokens/s", "step ms", "peak GiB", "compile s", "trials", "state")
+_LENGTH_HEAD = ("steps", "tokens", "quickest, compile included", "takes", "best eager takes")
 _TRIAL_HEAD = ("trial", "role", "state", "config", "what happened")
 _CODE = """```python
 import autocompile
@@ -54,6 +57,10 @@ def _sureness(study: Study) -> list[str]:
     return [f"{_capital('; '.join(parts))}."] if parts else []
 
 
+def _brake(study: Study) -> list[str]:
+    return [f"No further search: {study.brake}."] if study.brake else []
+
+
 def _what(study: Study) -> str:
     limit = f" of {duration(study.total_seconds)}" if study.total_seconds is not None else ""
     return f"{workload(study.spec, study.facts)}. {len(study.records)} slices in {duration(study.used_seconds)}{limit}."
@@ -69,6 +76,23 @@ def _best_cells(found: Row) -> tuple[str, ...]:
         ", ".join(map(str, found.trials)),
         found.state,
     )
+
+
+def _lengths(study: Study) -> list[list[str]]:
+    """Compile seconds are charged, so a short run may prefer another config than a long one."""
+    if not study.verdict.by_length:
+        return []
+    rows = [
+        (
+            f"{run.steps:,}",
+            tokens(run.amount),
+            f"`{short(run.config)}`",
+            duration(run.seconds),
+            duration(run.eager_seconds) if run.eager_seconds is not None else "-",
+        )
+        for run in study.verdict.by_length
+    ]
+    return [["## By length of the run", _table(_LENGTH_HEAD, rows)]]
 
 
 def _use(study: Study) -> list[str]:
@@ -98,13 +122,13 @@ def _derived(study: Study) -> list[str]:
     return ["Configs that needed no slice:", _table(("config", "how", "why"), rows)]
 
 
-def _compiler(records: Sequence[TrialRecord]) -> list[str]:
-    told = [(record, record.outcome.telemetry) for record in records if record.outcome is not None]
+def _compiler(study: Study) -> list[str]:
+    told = [(record, record.outcome.telemetry) for record in study.records if record.outcome is not None]
     if not told:
         return ["No slice came back."]
-    notes = [note for record, telemetry in told for note in _notes(record.number, telemetry)]
+    lines = [f"- trial {record.number}: {note}" for record, telemetry in told for note in notes(telemetry)]
     table = _table(_COMPILER_HEAD, (_compiler_cells(record, telemetry) for record, telemetry in told))
-    return [table, *(["\n".join(notes)] if notes else [])]
+    return [table, *(["\n".join(lines)] if lines else []), f"`autocompile explain {study.name}` says what to change."]
 
 
 def _compiler_cells(record: TrialRecord, found: Telemetry) -> tuple[str, ...]:
@@ -117,16 +141,6 @@ def _compiler_cells(record: TrialRecord, found: Telemetry) -> tuple[str, ...]:
         *("-" if eager or count is None else str(count) for count in counts),
         ", ".join(found.sdpa_kernels) or "-",
     )
-
-
-def _notes(number: int, telemetry: Telemetry) -> list[str]:
-    """Each break, recompile and skipped CUDA graph with its reason, once."""
-    lines = [
-        *(f"graph break at {found.where}: {found.reason}" for found in telemetry.graph_breaks),
-        *(f"recompile of {found.where}: {found.guard}" for found in telemetry.recompiles),
-        *(f"CUDA graph skipped: {found.reason}" for found in telemetry.cudagraph_skips),
-    ]
-    return [f"- trial {number}: {' '.join(line.split())}" for line in dict.fromkeys(lines)]
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Sequence[KnobValue]]) -> str:

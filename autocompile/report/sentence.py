@@ -6,9 +6,9 @@ from autocompile.records import Result, Verdict
 from autocompile.report.study import Row, Study, row, runs_of, spread
 from autocompile.report.words import duration, gib, rate, tokens
 
-ALLOWANCE = "a fixed allowance of 3 % between processes until repeated blocks replace it"
-NOTABLE_SPREAD = 0.15  # five times the allowance
-PROVISIONAL = "provisional: the budget did not hold the confirming round"
+ALLOWANCE = "a fixed allowance of 3 % between single runs"
+NOTABLE_SPREAD = 0.15
+PROVISIONAL = "provisional: the budget did not hold the confirming runs"
 
 
 def sentence(study: Study) -> str:
@@ -28,7 +28,7 @@ def sentence(study: Study) -> str:
 
 
 def _unsteady(study: Study) -> list[str]:
-    """The allowance is meant for a quiet machine, so runs that differ by several times as much must be spoken of."""
+    """On a quiet machine runs of one config differ by a few percent, so several times as much must be spoken of."""
     found = spread(study)
     if found <= NOTABLE_SPREAD:
         return []
@@ -39,7 +39,8 @@ def interval(verdict: Verdict) -> str | None:
     """The interval of the ratio and what it stands on; None where there is none."""
     if verdict.speedup_low is None or verdict.speedup_high is None:
         return None
-    return f"between {verdict.speedup_low:.2f}x and {verdict.speedup_high:.2f}x of the best eager config ({ALLOWANCE})"
+    basis = f"95 % interval from {verdict.rounds} paired runs in fresh processes" if verdict.confirmed else ALLOWANCE
+    return f"between {verdict.speedup_low:.3f}x and {verdict.speedup_high:.3f}x of the best eager config ({basis})"
 
 
 def _win(study: Study, best: Row | None) -> list[str]:

@@ -14,7 +14,10 @@ from autocompile.spec import FULL_DEPTH, Facts, Role, StudySpec
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """One study as it stands. ``total_seconds`` is its budget, None where there is no limit."""
+    """One study as it stands. ``total_seconds`` is its budget, None where there is no limit.
+
+    ``brake`` is why its search ended although there was something left to try.
+    """
 
     name: str
     spec: StudySpec
@@ -24,6 +27,7 @@ class Study:
     verdict: Verdict
     used_seconds: float
     total_seconds: float | None
+    brake: str | None = None
 
     def report(self) -> str:
         """The text of ``report.md``."""

@@ -22,6 +22,8 @@ def summary(study: Study) -> RenderableType:
     if rows := best_rows(study.records, limit=_N_BEST):
         parts.append(_table(study, rows))
     parts += [Text(line, style="dim") for line in failures(study)]
+    if study.brake:
+        parts.append(Text(f"no further search: {study.brake}", style="yellow"))
     parts.append(Text(sentence(study), style=_COLOURS[study.verdict.result]))
     if found := interval(study.verdict):
         parts.append(Text(f"the ratio lies {found}", style="dim"))

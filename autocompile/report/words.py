@@ -24,6 +24,13 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / _GIB:.1f}"
 
 
+def size(n_bytes: int) -> str:
+    """``3 KiB``, ``12 MiB``, ``1.3 GiB``."""
+    if n_bytes >= _GIB:
+        return f"{gib(n_bytes)} GiB"
+    return f"{n_bytes / 1024**2:.0f} MiB" if n_bytes >= 1024**2 else f"{n_bytes / 1024:.0f} KiB"
+
+
 def tokens(count: int) -> str:
     """``50M``, ``1.5B``, ``200k``, or the number itself where it is no round amount."""
     for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
@@ -72,7 +79,8 @@ def outcome(record: TrialRecord) -> str:
     if record.stopped is not None:
         bound = f" after {duration(record.stopped.bound)}" if record.stopped.bound is not None else ""
         stop = {"budget": "stopped by the budget", "interrupted": "interrupted", "lost": "lost with its process"}
-        return stop[record.stopped.reason] + bound
+        why = f", {failure_line(record.failure)}" if record.failure is not None else ""
+        return f"{stop[record.stopped.reason]}{bound}{why}"
     if record.measurement is not None:
         return measurement_line(record.measurement)
     if record.failure is not None:

@@ -10,12 +10,12 @@ from autocompile.search.planner import (
     Measure,
     Step,
     Wait,
-    abort_reason,
     admissible,
     compile_deadline,
     next_step,
 )
 from autocompile.search.skipped import derived
+from autocompile.search.treatment import abort_reason, brake_reason, needs_spare_cache, state_after, treatment
 from autocompile.search.verdict import verdict
 
 __all__ = [
@@ -27,12 +27,16 @@ __all__ = [
     "abort_reason",
     "admissible",
     "best_config",
+    "brake_reason",
     "candidates",
     "canonical",
     "compile_deadline",
     "derived",
+    "needs_spare_cache",
     "next_step",
     "objective",
+    "state_after",
     "tight_memory",
+    "treatment",
     "verdict",
 ]

@@ -1,23 +1,29 @@
-"""What still fits into the budget once the time for one round of confirmations is kept back."""
+"""What still fits into the budget once the time for confirmations is kept back."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key, without_compile
-from autocompile.search.cost import compile_seconds, confirm_seconds, slice_seconds
+from autocompile.search.blocks import DROPPED_BLOCKS
+from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key
+from autocompile.search.cost import compile_seconds, confirm_seconds, first_confirm_seconds, slice_seconds
+from autocompile.search.finalists import finalists
 from autocompile.search.history import History
 from autocompile.search.lessons import reason_against
-from autocompile.search.rounds import finalists
 from autocompile.space import Config
-from autocompile.spec import Role, StudySpec
+from autocompile.spec import SUSTAINED_SLICE, Role, Search, StudySpec
 
 _LONGEST_COMPILE_SECONDS = 900.0
 _LONGEST_COMPILE_SHARE = 1 / 3
-_ROUND_SLACK = 1.05
-_ROUND_SLACK_SECONDS = 5.0
+LEAST_ROUNDS = 5  # of confirmations that count, where the budget holds them
+FEWEST_BLOCKS = 2  # have a spread
+_USUAL_BLOCKS = 3
+_CONFIRM_SHARE = 0.5  # of the budget
+_SLACK_SECONDS = 5.0
+_MINUTE_SECONDS = SUSTAINED_SLICE.window_seconds  # on top of a confirmation, whose own window may end at once
 
 
 def left_seconds(spec: StudySpec, seconds_used: float) -> float:
@@ -31,11 +37,14 @@ class Means:
     history: History
     left: float
 
-    def fits(self, config: Config) -> bool:
-        """Whether a search slice ends before the time kept back; as long as nothing was measured, any may try."""
+    def fits(self, config: Config, *, n_blocks: int = _USUAL_BLOCKS) -> bool:
+        """Whether a search slice ends before the time kept back, which holds at least so many blocks.
+
+        As long as nothing was measured, any may try.
+        """
         if not self.history.costs.measured:
             return self.left > 0
-        return slice_seconds(self.history.costs, config) + self.reserve_seconds(config) <= self.left
+        return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, n_blocks) <= self.left
 
     def pays(self, config: Config) -> bool:
         """Fits, and spends at most a third of the deadline on compiling while cheaper ones are untried."""
@@ -49,22 +58,39 @@ class Means:
         """How long a search slice may take to its first step."""
         return max(0.0, min(_LONGEST_COMPILE_SECONDS, self.left - self.reserve_seconds()))
 
-    def reserve_seconds(self, starting: Config | None = None) -> float:
-        """Time of one round if what runs, and the config about to start, prove the best.
+    def affords(self, configs: Sequence[Config], *, keep_sustained: bool = False) -> bool:
+        """Whether confirmations of all these fit; as long as nothing was measured, any may try."""
+        known = self.history.costs
+        if not known.measured:
+            return self.left > 0
+        kept = max(map(self.sustained_seconds, configs)) if keep_sustained else 0.0
+        return sum(confirm_seconds(known, config) for config in configs) + kept <= self.left
 
-        Nothing is kept back before a first compiled config was measured: there would be nothing to confirm.
+    def sustained_seconds(self, config: Config) -> float:
+        """Of a sustained minute with its set-up, 0 where there will be none."""
+        return confirm_seconds(self.history.costs, config) + _MINUTE_SECONDS if self._sustains else 0.0
+
+    def reserve_seconds(self, starting: Config | None = None, n_blocks: int = _USUAL_BLOCKS) -> float:
+        """Time kept for confirmations if what runs, and the config about to start, prove the best.
+
+        Half the budget at most, as long as that holds ``n_blocks`` of the best against eager. Nothing is kept
+        before a first compiled config was measured: there would be nothing to confirm.
         """
         if not self._finalists:
             return 0.0
-        rivals, eager = list(self._rivals), self._eager_seconds
-        if starting is not None and in_space(self.history.spec, self.history.facts, starting):
-            if is_eager(starting):
-                eager = max(eager, confirm_seconds(self.history.costs, starting))
-            else:
-                rivals.append(self._rival(starting))
-        longest = sorted(rivals, reverse=True)[:2]
-        seconds = sum(own for own, _ in longest) + eager + max((extra for _, extra in longest), default=0.0)
-        return seconds * _ROUND_SLACK + _ROUND_SLACK_SECONDS
+        coming = [*self._coming, *([starting] if starting is not None else [])]
+        rivals = sorted(map(self._seconds, self._rivals(coming)), reverse=True)[:2]
+        eager = max(map(self._seconds, self._eager(coming)), default=0.0)
+        pair = max(rivals, default=eager) + eager
+        minute = self._seconds(self._finalists[0]) + _MINUTE_SECONDS if self._sustains else 0.0
+        wanted = (DROPPED_BLOCKS + LEAST_ROUNDS) * (sum(rivals) + 2 * eager) + minute
+        share = _CONFIRM_SHARE * (self.history.spec.budget.seconds or math.inf)
+        return max(min(wanted, share), n_blocks * pair) + _SLACK_SECONDS
+
+    @cached_property
+    def _sustains(self) -> bool:
+        """A search ends in a sustained minute, but on a CPU, whose clock settles at once."""
+        return isinstance(self.history.spec.plan, Search) and self.history.facts.devices[0].type != "cpu"
 
     @cached_property
     def _finalists(self) -> list[Config]:
@@ -76,27 +102,17 @@ class Means:
     def _coming(self) -> list[Config]:
         return [record.config for record in self.history.running if record.role is not Role.CONFIRM]
 
-    @cached_property
-    def _eager(self) -> list[Config]:
-        return [score.config for score in self.history.searched if score.eager][:1]
+    def _rivals(self, coming: Sequence[Config]) -> list[Config]:
+        able = [config for config in coming if in_space(self.history.spec, self.history.facts, config)]
+        return [config for config in (*self._finalists, *able) if not is_eager(config)]
 
-    @cached_property
-    def _eager_seconds(self) -> float:
-        """Of eager's turns: its best one, and in a space without compile the second best."""
-        known = self.history.costs
-        seconds = [confirm_seconds(known, config) for config in (*self._eager, *self._coming) if is_eager(config)]
-        second = [confirm_seconds(known, config) for config in self._finalists[1:] if is_eager(config)]
-        return max(seconds, default=0.0) + sum(second)
+    def _eager(self, coming: Sequence[Config]) -> list[Config]:
+        best = [score.config for score in self.history.searched if score.eager][:1]
+        return [config for config in (*best, *coming) if is_eager(config)]
 
-    @cached_property
-    def _rivals(self) -> list[tuple[float, float]]:
-        return [self._rival(config) for config in (*self._finalists, *self._coming) if not is_eager(config)]
-
-    def _rival(self, config: Config) -> tuple[float, float]:
-        """Seconds of this compiled config's turn, and of the same without compile where that has no turn of its own."""
-        plain = without_compile(config)
-        extra = 0.0 if plain in self._eager else confirm_seconds(self.history.costs, plain)
-        return confirm_seconds(self.history.costs, config), extra
+    def _seconds(self, config: Config) -> float:
+        """What confirmations really took shortens nothing here: the search would go on in the middle of a block."""
+        return max(first_confirm_seconds(self.history.costs, config), confirm_seconds(self.history.costs, config))
 
     @cached_property
     def _cheapest_compile(self) -> float:

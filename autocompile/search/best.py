@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Literal
 
 from autocompile.records import Result, State, TrialRecord
@@ -59,17 +60,30 @@ def best_config(name: str, spec: StudySpec, facts: Facts, records: Sequence[Tria
 
 
 def _expected(history: History, config: Config, confirmed_by: Sequence[int]) -> Expected:
-    measured = [r for r in history.records if r.state is State.COMPLETE and key(r.config) == key(config)]
-    record = max(measured, key=lambda r: (r.number in confirmed_by, r.role is not Role.CONFIRM, r.number))
-    measurement = record.measurement
-    assert measurement is not None and record.outcome is not None
-    step, speed = measurement.step_seconds, measurement.tokens_per_second
+    """Medians and extremes of the confirming processes; of a single measurement its own interval.
+
+    A sustained minute, where there was one, replaces the medians: it is what a long training sees.
+    """
+    runs = [r for r in history.records if r.state is State.COMPLETE and key(r.config) == key(config)]
+    sustained = [r for r in runs if r.role is Role.PROBE]
+    kept = [r for r in runs if r.number in confirmed_by] or [r for r in runs if r.role is not Role.PROBE][-1:]
+    found = [r.measurement for r in kept if r.measurement]
+    typical = [r.measurement for r in sustained or kept if r.measurement]
+    telemetry = kept[-1].outcome.telemetry if kept[-1].outcome else None
     return Expected(
-        tokens_per_second=(speed, speed * step.median / step.high, speed * step.median / step.low),
-        step_seconds=(step.median, step.low, step.high),
-        peak_memory_bytes=measurement.peak_memory_bytes,
+        tokens_per_second=(
+            median(m.tokens_per_second for m in typical),
+            min(m.tokens_per_second * m.step_seconds.median / m.step_seconds.high for m in (*found, *typical)),
+            max(m.tokens_per_second * m.step_seconds.median / m.step_seconds.low for m in (*found, *typical)),
+        ),
+        step_seconds=(
+            median(m.step_seconds.median for m in typical),
+            min(m.step_seconds.low for m in (*found, *typical)),
+            max(m.step_seconds.high for m in (*found, *typical)),
+        ),
+        peak_memory_bytes=max((m.peak_memory_bytes for m in found if m.peak_memory_bytes), default=None),
         compile_seconds=history.cold_seconds[key(config)],
-        graphs=record.outcome.telemetry.graphs,
+        graphs=telemetry.graphs if telemetry else None,
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from operator import itemgetter
 from typing import TypeAlias
 
 from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
 from autocompile.space import Config, configs, default_config
 from autocompile.spec import Facts, StudySpec, WorkloadSpec, gradient_accumulation, traits
+from autocompile.values import remembered
 
 Key: TypeAlias = tuple[KnobValue, ...]
 
@@ -58,10 +59,15 @@ def candidates(spec: StudySpec, facts: Facts) -> tuple[Config, ...]:
     return _domain(spec, facts).configs
 
 
+def by_key(spec: StudySpec, facts: Facts) -> Mapping[Key, Config]:
+    """The candidates in their order."""
+    return _domain(spec, facts).by_key
+
+
 def in_space(spec: StudySpec, facts: Facts, config: Config) -> bool:
     """Whether the study may choose this config; eager ones count also where the space does not list scope none."""
     domain = _domain(spec, facts)
-    return key(config) in (domain.eager_keys if is_eager(config) else domain.keys)
+    return key(config) in (domain.eager_keys if is_eager(config) else domain.by_key)
 
 
 def compiled_scopes(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
@@ -95,34 +101,15 @@ def settings(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
 @dataclass(frozen=True)
 class _Domain:
     configs: tuple[Config, ...]
-    keys: frozenset[Key]
+    by_key: Mapping[Key, Config]
     eager_keys: frozenset[Key]  # all of them without compile, which is what they are compared with
     micro_batches: tuple[int, ...]
     scopes: tuple[str, ...]  # without none
 
 
-@dataclass(frozen=True, eq=False)
-class _Question:
-    """Compared by identity: both values are immutable, and hashing their content would cost more than an answer."""
-
-    spec: StudySpec
-    facts: Facts
-
-    def __hash__(self) -> int:
-        return hash((id(self.spec), id(self.facts)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Question) and self.spec is other.spec and self.facts is other.facts
-
-
+@remembered(8)
 def _domain(spec: StudySpec, facts: Facts) -> _Domain:
-    return _enumerated(_Question(spec, facts))
-
-
-@lru_cache(maxsize=8)
-def _enumerated(question: _Question) -> _Domain:
     """Once for a study, since a space may hold ten thousand configs."""
-    spec, facts = question.spec, question.facts
     distinct: dict[Key, Config] = {}
     for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
         if _divides(spec.workload, config) and _has_regions(facts, config) and _keeps_gradients(spec.workload, config):
@@ -130,7 +117,7 @@ def _enumerated(question: _Question) -> _Domain:
     found = sorted(distinct.values(), key=lambda config: known_to_fail(config) is not None)
     return _Domain(
         configs=tuple(found),
-        keys=frozenset(distinct),
+        by_key={key(config): config for config in found},
         eager_keys=frozenset(key(without_compile(config)) for config in found),
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
         scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),

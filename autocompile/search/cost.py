@@ -12,7 +12,7 @@ from autocompile.knob_table import AUTOTUNE_MODES
 from autocompile.records import State, TrialRecord
 from autocompile.search.canonical import Key, is_eager, key, micro_batch
 from autocompile.space import Config
-from autocompile.spec import CONFIRM_SLICE, FULL_DEPTH, SEARCH_SLICE, Facts, Role, StudySpec
+from autocompile.spec import FULL_DEPTH, Facts, Role, StudySpec
 
 # Measured on one H200 with a 7B model: 13 s per layer; whole model 32 s at 4 layers and 124 s at 32; attention or
 # MLP alone somewhat less than a layer; autotuned kernels 130 s; dynamic=True 77 s.
@@ -23,6 +23,7 @@ _DYNAMIC = 6.0
 _LAYER_COMPILE_SECONDS = {"cuda": 20.0, "cpu": 15.0}  # before any compile was seen
 _SLICE_SECONDS = {"cuda": 60.0, "cpu": 30.0}  # set-up and measuring, before any slice was seen
 _WARM_SHARE = 1 / 3  # of a cold compile; 2 of 14 s were seen on the H200, more where torch bypasses a cache
+_LONGER_WINDOW_SECONDS = 2.0  # of a confirmation, which seldom needs its whole window
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
 _Compiler: TypeAlias = tuple[str, str, str]  # scope, mode, dynamic: what compile time depends on
@@ -35,6 +36,7 @@ class Costs:
 
     measured: tuple[TrialRecord, ...]
     slices: dict[Key, float]
+    confirmed: dict[Key, float]
     at_least: dict[Key, float]  # of slices that were ended early
     cold: Callable[[_Compiler], float]
     uncompiled: Callable[[_Step], float]
@@ -44,13 +46,15 @@ def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Cost
     """Confirmations, which start from a warm cache, count only for configs that were never measured otherwise."""
     full = [_timed(record) for record in records if record.fidelity == FULL_DEPTH]
     done = [record for record in full if record.state is State.COMPLETE and record.measurement]
-    searched = [record for record in done if record.role is not Role.CONFIRM]
-    measured = tuple(searched or done)
+    searched = [record for record in done if record.role in (Role.BASELINE, Role.SEARCH)]
+    confirmed = [record for record in done if record.role is Role.CONFIRM]
+    measured = tuple(searched or confirmed)
     return Costs(
         measured=measured,
-        slices={**_longest(done), **_longest(searched)},
+        slices={**_longest(confirmed), **_longest(searched)},
+        confirmed=_longest(confirmed),
         at_least=_longest([record for record in full if record.stopped]),
-        cold=cache(partial(_cold_seconds, facts, _observed_compiles(done))),
+        cold=cache(partial(_cold_seconds, facts, _observed_compiles(measured))),
         uncompiled=cache(partial(_uncompiled_seconds, spec, facts, measured)),
     )
 
@@ -76,9 +80,15 @@ def slice_seconds(known: Costs, config: Config) -> float:
 
 
 def confirm_seconds(known: Costs, config: Config) -> float:
-    """Seconds of a confirming slice: its window is longer, and it finds the cache that the search slice left."""
+    """Seconds of a confirming slice, as observed where one ended."""
+    observed = known.confirmed.get(key(config))
+    return first_confirm_seconds(known, config) if observed is None else observed
+
+
+def first_confirm_seconds(known: Costs, config: Config) -> float:
+    """As predicted from other slices: its window is longer, and it finds the cache that the search slice left."""
     saved = (1 - _WARM_SHARE) * compile_seconds(known, config)
-    return slice_seconds(known, config) - saved + CONFIRM_SLICE.window_seconds - SEARCH_SLICE.window_seconds
+    return slice_seconds(known, config) - saved + _LONGER_WINDOW_SECONDS
 
 
 def _timed(record: TrialRecord) -> TrialRecord:
@@ -106,7 +116,7 @@ def _step(config: Config) -> _Step:
     return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"])
 
 
-def _observed_compiles(records: list[TrialRecord]) -> dict[_Compiler, float]:
+def _observed_compiles(records: Sequence[TrialRecord]) -> dict[_Compiler, float]:
     longest: dict[_Compiler, float] = {}
     for record in records:
         if record.measurement and not is_eager(record.config):

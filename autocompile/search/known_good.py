@@ -19,8 +19,9 @@ from autocompile.search.canonical import (
     starting_point,
     without_compile,
 )
-from autocompile.search.history import History, is_over, tight_memory
+from autocompile.search.history import History, tight_memory
 from autocompile.search.lessons import reason_against
+from autocompile.search.treatment import is_over
 from autocompile.space import Config, default_config
 from autocompile.spec import Facts, StudySpec, traits
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from autocompile.knob_table import KNOBS
+from autocompile.failure_texts import CUDAGRAPH_LIVENESS, GPU_TOO_OLD
+from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS
 from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import is_eager, known_to_fail, micro_batch
 from autocompile.search.cost import compile_weight
@@ -32,13 +33,13 @@ class _Rule:
 class Lessons:
     """The least level that failed in each group with the record that did, and the pairs that failed."""
 
-    failed: dict[tuple[FailureKind, _Group], tuple[float, TrialRecord]]
+    failed: dict[tuple[str, _Group], tuple[float, TrialRecord]]
     pairs: dict[str, TrialRecord]
 
 
 def lessons(records: Sequence[TrialRecord]) -> Lessons:
     """Learn from failures of configs at full depth; a slice that was stopped, or a broken machine, proves nothing."""
-    failed: dict[tuple[FailureKind, _Group], tuple[float, TrialRecord]] = {}
+    failed: dict[tuple[str, _Group], tuple[float, TrialRecord]] = {}
     pairs: dict[str, TrialRecord] = {}
     for record in records:
         failure = record.failure
@@ -47,13 +48,14 @@ def lessons(records: Sequence[TrialRecord]) -> Lessons:
         pair = known_to_fail(record.config)
         if pair and failure.kind not in _SAY_NOTHING_OF_A_PAIR:
             pairs.setdefault(pair, record)
-        rule = _RULES.get(failure.kind)
+        name = failure.subkind if failure.subkind in _RULES else failure.kind
+        rule = _RULES.get(name)
         if rule is None or (group := rule.group(record.config)) is None:
             continue
         level = rule.level(record.config)
-        known = failed.get((failure.kind, group))
+        known = failed.get((name, group))
         if known is None or level < known[0]:
-            failed[failure.kind, group] = (level, record)
+            failed[name, group] = (level, record)
     return Lessons(failed, pairs)
 
 
@@ -63,9 +65,9 @@ def reason_against(learned: Lessons, config: Config) -> str | None:
         return f"{pair} failed in trial {learned.pairs[pair].number}"
     if not learned.failed:
         return None
-    for kind, rule in _RULES.items():
+    for name, rule in _RULES.items():
         group = rule.group(config)
-        found = learned.failed.get((kind, group)) if group is not None else None
+        found = learned.failed.get((name, group)) if group is not None else None
         if found and rule.level(config) >= found[0]:
             return rule.reason.format(trial=found[1].number, **found[1].config)
     return None
@@ -90,6 +92,14 @@ def _compiled_group(config: Config) -> _Group | None:
     return None if is_eager(config) else (config["scope"],)
 
 
+def _any_compiled(config: Config) -> _Group | None:
+    return None if is_eager(config) else ()
+
+
+def _graphs_group(config: Config) -> _Group | None:
+    return (config["scope"],) if config["mode"] in CUDA_GRAPH_MODES and not is_eager(config) else None
+
+
 def _guard_group(config: Config) -> _Group | None:
     return None if is_eager(config) else (config["scope"], config["dynamic"])
 
@@ -98,7 +108,8 @@ def _any_level(config: Config) -> float:
     return 0.0
 
 
-_RULES: dict[FailureKind, _Rule] = {
+# By kind, or by subkind where that proves something else.
+_RULES: dict[str, _Rule] = {
     FailureKind.OOM: _Rule(
         _memory_group, micro_batch, "trial {trial} ran out of memory with these settings at micro-batch {micro_batch}"
     ),
@@ -117,5 +128,9 @@ _RULES: dict[FailureKind, _Rule] = {
         _compiled_group,
         compile_weight,
         "scope {scope} with the cheaper mode {mode} did not compile in time in trial {trial}",
+    ),
+    GPU_TOO_OLD: _Rule(_any_compiled, _any_level, "trial {trial} showed that this GPU is too old for the compiler"),
+    CUDAGRAPH_LIVENESS: _Rule(
+        _graphs_group, _any_level, "trial {trial} showed that scope {scope} keeps what a CUDA graph overwrites"
     ),
 }

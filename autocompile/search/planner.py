@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
-from autocompile.search.affordability import Means, is_open, left_seconds
+from autocompile.search.affordability import FEWEST_BLOCKS, Means, is_open, left_seconds
 from autocompile.search.canonical import candidates, in_space, key, known_to_fail
-from autocompile.search.cost import confirm_seconds
-from autocompile.search.history import History, deserves_repeat
+from autocompile.search.history import History
 from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile
-from autocompile.search.rounds import missing, missing_eager
+from autocompile.search.rounds import next_confirmation
+from autocompile.search.treatment import brake_reason, deserves_repeat, is_over
 from autocompile.search.verdict import verdict
 from autocompile.space import Config
 from autocompile.spec import FULL_DEPTH, Facts, Fidelity, Grid, Paired, Plan, Role, Search, StudySpec
 
-_FAULTS_IN_A_ROW = 3
 _MEMORY_FAILURES = (FailureKind.OOM, FailureKind.HOST_OOM)
 
 
@@ -73,21 +72,10 @@ def compile_deadline(spec: StudySpec, facts: Facts, records: Sequence[TrialRecor
     return _means(spec, facts, records, seconds_used).compile_deadline_seconds
 
 
-def abort_reason(records: Sequence[TrialRecord]) -> str | None:
-    """The message of the last of three machine faults in a row; None while the machine seems to work."""
-    finished = sorted((record for record in records if record.state is not State.RUNNING), key=lambda r: r.number)
-    latest = finished[-_FAULTS_IN_A_ROW:]
-    if len(latest) < _FAULTS_IN_A_ROW or not all(_machine_fault(record) for record in latest):
-        return None
-    failure = latest[-1].failure
-    assert failure is not None
-    return f"{_FAULTS_IN_A_ROW} slices in a row failed on this machine, the last with {failure.kind}: {failure.message}"
-
-
 def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
     match plan:
         case Search():
-            return _repeat, _baseline, _known_good, _plain_compile, _search, _confirm
+            return _repeat, _baseline, _known_good, _plain_compile, _search, _confirm, _sustain
         case Grid():
             return _repeat, _grid
         case Paired():
@@ -133,7 +121,7 @@ def _known_good(means: Means) -> Step | None:
     if not _trials_left(history):
         return None
     for config in first_compiled(history):
-        if known_to_fail(config) is None and _may_start(means, config):
+        if known_to_fail(config) is None and is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     for config in climbs(history):
         if _may_start(means, config):
@@ -152,25 +140,29 @@ def _plain_compile(means: Means) -> Step | None:
 
 def _search(means: Means) -> Step | None:
     history = means.history
-    if not _trials_left(history):
+    if not _trials_left(history) or brake_reason(history.records):
         return None
     may_start = _admissible(means)
     return Ask(FULL_DEPTH) if any(may_start(config) for config in candidates(history.spec, history.facts)) else None
 
 
 def _confirm(means: Means) -> Step | None:
-    """One round, one slice at a time and nothing beside it, begun only if all of it fits."""
-    history = means.history
-    if history.running:
+    """Blocks of confirmations, one slice at a time and nothing beside it."""
+    if means.history.running:
         return Wait()
-    waiting = missing(history)
-    if not waiting and (eager := missing_eager(history)) is not None:
-        waiting = [eager]
-    if not waiting:
+    config = next_confirmation(means)
+    return None if config is None else Measure(config, Role.CONFIRM, FULL_DEPTH)
+
+
+def _sustain(means: Means) -> Step | None:
+    """A sustained minute of what was chosen: a GPU that heats up slows down after a short window has ended."""
+    history = means.history
+    found = verdict(history.spec, history.facts, history.records)
+    if not found.confirmed or found.config is None or not means.sustained_seconds(found.config):
         return None
-    seconds = sum(confirm_seconds(history.costs, config) for config in waiting)
-    unknown = not history.costs.measured and means.left > 0
-    return Measure(waiting[0], Role.CONFIRM, FULL_DEPTH) if seconds <= means.left or unknown else None
+    over = is_over(history.sustained.get(key(found.config), []))
+    fits = means.sustained_seconds(found.config) <= means.left
+    return Measure(found.config, Role.PROBE, FULL_DEPTH) if fits and not over else None
 
 
 def _grid(means: Means) -> Step | None:
@@ -216,8 +208,3 @@ def _trials_left(history: History) -> bool:
     limit = history.spec.budget.trials
     counted = sum(any(record.state is not State.FAIL for record in attempts) for attempts in history.trials.values())
     return limit is None or counted < limit
-
-
-def _machine_fault(record: TrialRecord) -> bool:
-    failed = record.failure is not None and record.failure.kind.blames_machine
-    return record.state is State.FAIL and record.stopped is None and failed

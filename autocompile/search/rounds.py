@@ -1,82 +1,93 @@
-"""The round of confirmations that a verdict rests on: which configs, in which order, and whether it is complete."""
+"""The next confirmation: who takes part, in which order, and when enough is known."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 
-from autocompile.search.canonical import Key, canonical, key, starting_point, without_compile
-from autocompile.search.history import History, Score, is_over
-from autocompile.search.lessons import reason_against
+from autocompile.search.affordability import FEWEST_BLOCKS, LEAST_ROUNDS, Means
+from autocompile.search.blocks import DROPPED_BLOCKS, Arm
+from autocompile.search.canonical import key
+from autocompile.search.finalists import lineup
+from autocompile.search.history import History
+from autocompile.search.judging import judge
 from autocompile.space import Config
-from autocompile.spec import Paired, Role
+from autocompile.spec import Paired
 
-# Two processes of one config differ by up to some percent, however exact the window of each looks. A fixed
-# allowance on a ratio until repeated blocks measure the real spread.
-PROCESS_ALLOWANCE = 0.03
-_HOPELESS = 5 * PROCESS_ALLOWANCE  # slower than the best by more: not worth a confirmation
-
-
-def finalists(history: History) -> list[Score]:
-    """The best two compiled configs by their search values, or the best two of all where none is compiled."""
-    compiled = [score for score in history.searched if not score.eager]
-    best = (compiled or list(history.searched))[:2]
-    return [score for score in best if score.objective >= (1 - _HOPELESS) * best[0].objective]
+MOST_ROUNDS = 12
+_HALF_WIDTH = 0.015  # of the logarithm of the ratio: no more blocks are needed
+_PAIR = 2  # the best and its reference, without which there is no verdict
 
 
-def required(history: History) -> tuple[Config, ...]:
-    """What a complete round confirms, finalists and the best eager in turns; empty where nothing can be compared."""
+def next_confirmation(means: Means) -> Config | None:
+    """The first block takes in whoever the time left can confirm often enough, the others repeat it in random order."""
+    history = means.history
+    members = _members(history)
+    if (joins := _joins(means, list(members.values()))) is not None:
+        return joins
+    if len(members) < _PAIR or is_settled(history):
+        return None
+    return _in_turn(means, list(members.values()))
+
+
+def is_settled(history: History) -> bool:
+    """Enough blocks for the interval that is wanted, or as many as are worth their time."""
+    each = (sum(arm in block.arms for block in history.phase) for arm in _members(history))
+    rounds = min(each, default=0) - DROPPED_BLOCKS
+    if rounds < LEAST_ROUNDS:
+        return False
+    judged = judge(history)
+    known = judged is not None and (judged.ratio is None or judged.ratio.half_width <= _HALF_WIDTH)
+    return known or rounds >= MOST_ROUNDS
+
+
+def _joins(means: Means, members: Sequence[Config]) -> Config | None:
+    """Who comes next in the first block: the pair without which there is no verdict, then whom the time allows
+    beside the winner's sustained minute.
+
+    Later only who takes the place of one of the pair that failed. A paired plan hears all its configs once.
+    """
+    history = means.history
+    asked = lineup(history)
+    waiting = _less(asked if len(history.phase) < 2 else asked[:_PAIR], members)
+    if not waiting:
+        return None
     if isinstance(history.spec.plan, Paired):
-        return _distinct(history.spec.plan.configs)
-    eager = [score.config for score in history.searched if score.eager][:1]
-    best = [score.config for score in finalists(history)]
-    turns = _distinct([*best[:1], *eager, *best[1:]])
-    return turns if len(turns) > 1 else ()
+        return waiting[0] if means.affords(waiting[:1]) else None
+    together = [*members, *waiting][: max(_PAIR, len(members) + 1)]
+    more = len(members) >= _PAIR
+    rounds = LEAST_ROUNDS if more else FEWEST_BLOCKS - 1
+    coming = [*together[len(members) :], *(rounds * together)]
+    return waiting[0] if means.affords(coming, keep_sustained=more) else None
 
 
-def missing(history: History) -> list[Config]:
-    return [config for config in required(history) if not is_over(history.confirmations.get(key(config), []))]
+def _in_turn(means: Means, members: Sequence[Config]) -> Config | None:
+    """The next of a block that was begun, or the first of a new one if all of it fits."""
+    phase, seed = means.history.phase, means.history.spec.seed
+    begun = _less(_shuffled(members, seed, len(phase) - 1), [record.config for record in phase[-1].arms.values()])
+    turn = begun or _shuffled(members, seed, len(phase))
+    enough = len(phase) - DROPPED_BLOCKS >= LEAST_ROUNDS  # so the winner's sustained minute comes first
+    return turn[0] if means.affords(turn, keep_sustained=enough and not begun) else None
 
 
-def missing_eager(history: History) -> Config | None:
-    """Eager with the other knobs of the best confirmed config, unless it was tried or cannot run."""
-    best = simplest(history, [score for score in history.confirmed if not score.eager])
-    if best is None or isinstance(history.spec.plan, Paired):
-        return None
-    eager = without_compile(best.config)
-    over = is_over(history.confirmations.get(key(eager), []))
-    return None if over or reason_against(history.lessons, eager) else eager
+def _members(history: History) -> dict[Arm, Config]:
+    """Those of the phase's blocks, less whoever failed since."""
+    arms = {arm: record.config for block in history.phase for arm, record in block.arms.items()}
+    return {arm: config for arm, config in arms.items() if not history.spoiled(arm[0])}
 
 
-def simplest(history: History, scores: Sequence[Score]) -> Score | None:
-    """The best, or one within the allowance of it that departs from fewer defaults."""
-    if not scores:
-        return None
-    defaults = starting_point(history.spec, history.facts)
-    limit = (1 - PROCESS_ALLOWANCE) * max(score.objective for score in scores)
-    equal = [score for score in scores if score.objective >= limit]
-    return min(equal, key=lambda score: (_departures(score.key, key(defaults)), -score.objective))
+def _shuffled(members: Sequence[Config], seed: int, index: int) -> list[Config]:
+    return random.Random(f"{seed} {index}").sample(list(members), k=len(members))
 
 
-def settled(history: History) -> tuple[Score, ...] | None:
-    """The scores of the last complete round; None where none is. Later search does not undo an earlier round."""
-    if _complete(history):
-        return history.confirmed
-    ends = [record.number for record in history.records if record.role is Role.CONFIRM]
-    for end in sorted(ends, reverse=True):
-        until = tuple(record for record in history.records if record.number <= end)
-        earlier = History(history.spec, history.facts, until)
-        if _complete(earlier):
-            return earlier.confirmed
-    return None
-
-
-def _complete(history: History) -> bool:
-    return bool(required(history)) and not missing(history)
-
-
-def _distinct(configs: Sequence[Config]) -> tuple[Config, ...]:
-    return tuple({key(config): canonical(config) for config in configs}.values())
-
-
-def _departures(config: Key, defaults: Key) -> int:
-    return sum(value != default for value, default in zip(config, defaults, strict=True))
+def _less(configs: Sequence[Config], others: Sequence[Config]) -> list[Config]:
+    """Without the others, each of which takes away one that trains the same way."""
+    taken = Counter(map(key, others))
+    left = []
+    for config in configs:
+        if taken[key(config)] > 0:
+            taken[key(config)] -= 1
+        else:
+            left.append(config)
+    return left

@@ -4,76 +4,155 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, geometric_mean
 
 from autocompile.records import Result, State, TrialRecord, Verdict
-from autocompile.search.canonical import Key, is_eager, key, without_compile
+from autocompile.search.blocks import Arm
+from autocompile.search.canonical import is_eager, key, without_compile
 from autocompile.search.history import History, Score
+from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, simplest
 from autocompile.search.known_good import plain_compile
-from autocompile.search.rounds import PROCESS_ALLOWANCE, settled, simplest
-from autocompile.spec import Facts, Paired, StudySpec
+from autocompile.search.lengths import by_length
+from autocompile.spec import Facts, StudySpec
 
-_LEAST_WIN = 1.01
+_ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have measured their spread
 
 
 def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Verdict:
-    """Confirmations alone decide where a round is complete; else the search's own values, provisionally."""
+    """Confirmations alone decide where there are enough blocks; else the search's own values, provisionally."""
     history = History(spec, facts, tuple(records))
-    round_scores = settled(history)
-    provisional = history.confirmed if isinstance(spec.plan, Paired) else history.searched
-    scores = provisional if round_scores is None else round_scores
-    eager = next((score for score in scores if score.eager), None)
-    compiled = simplest(history, [score for score in scores if not score.eager])
-    result = _result(history, compiled, eager)
-    chosen = compiled if result is Result.WIN else eager or compiled
+    judged = judge(history)
+    case = _provisional(history) if judged is None else _confirmed(history, judged)
+    result = _result(history, case)
+    chosen = case.rival if result is Result.WIN else case.reference or case.rival
     if chosen is None:
         return Verdict(result=Result.NONE, confirmed=False)
-    ratio = _ratio(compiled, eager)
-    by_key = {score.key: score for score in scores}
-    same_eager = by_key.get(key(without_compile(compiled.config))) if compiled else None
     return Verdict(
         result=result,
-        confirmed=round_scores is not None,
+        confirmed=judged is not None,
         config=dict(chosen.config),
-        tokens_per_second=chosen.measurement.tokens_per_second,
-        speedup=_ratio(compiled, same_eager),
-        speedup_vs_best_eager=ratio,
-        speedup_low=ratio and ratio * (1 - PROCESS_ALLOWANCE),
-        speedup_high=ratio and ratio * (1 + PROCESS_ALLOWANCE),
-        speedup_vs_plain_compile=_over_plain(history, compiled, by_key),
-        break_even_steps=_break_even_steps(history, compiled, same_eager or eager),
-        confirmed_by=tuple(sorted(score.record.number for score in round_scores or ())),
+        tokens_per_second=_sustained(history, chosen) or case.tokens_per_second(chosen),
+        speedup=case.speedup,
+        speedup_vs_best_eager=case.ratio,
+        speedup_low=case.low,
+        speedup_high=case.high,
+        speedup_vs_plain_compile=_over_plain(history, case),
+        break_even_steps=_break_even_steps(history, case.rival, case.same or case.reference),
+        confirmed_by=tuple(sorted(case.numbers)),
+        rounds=case.rounds,
+        by_length=by_length(history, chosen),
     )
 
 
-def _result(history: History, compiled: Score | None, eager: Score | None) -> Result:
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """Compile against eager: one score that stands for each, the ratio of the objectives, and its interval."""
+
+    rival: Score | None
+    reference: Score | None
+    same: Score | None  # the rival's other knobs without compile
+    ratio: float | None
+    low: float | None
+    high: float | None
+    speedup: float | None
+    runs: tuple[Score, ...] = ()  # the confirmations that count
+    rounds: int = 0
+
+    @property
+    def numbers(self) -> set[int]:
+        return {score.record.number for score in self.runs}
+
+    def tokens_per_second(self, chosen: Score) -> float:
+        """The geometric mean over its confirmations."""
+        speeds = [run.measurement.tokens_per_second for run in self.runs if run.key == chosen.key]
+        speeds = speeds or [chosen.measurement.tokens_per_second]
+        return geometric_mean(speeds)
+
+
+def _confirmed(history: History, judged: Judgement) -> _Case:
+    ratio, same = judged.ratio, _same(history, judged)
+    rivals, references, sames = (
+        [] if arm is None else kept(history, arm) for arm in (judged.rival, judged.reference, same)
+    )
+    speedups = log_ratios(history, judged.rival, same) if judged.rival and same else []
+    return _Case(
+        rival=rivals[-1] if rivals else None,
+        reference=references[-1] if references else None,
+        same=sames[-1] if sames else None,
+        ratio=math.exp(ratio.mean) if ratio else None,
+        low=math.exp(ratio.low) if ratio else None,
+        high=math.exp(ratio.high) if ratio else None,
+        speedup=math.exp(fmean(speedups)) if speedups else None,
+        runs=tuple(score for arm in _arms(history) for score in kept(history, arm)),
+        rounds=ratio.n if ratio else len(references or rivals),
+    )
+
+
+def _provisional(history: History) -> _Case:
+    """By single measurements; in a paired plan by each config's last confirmation."""
+    scores = history.searched or history.confirmed
+    reference = next((score for score in scores if score.eager), None)
+    rival = simplest(history, [score for score in scores if not score.eager])
+    same = next((score for score in scores if rival and score.key == key(without_compile(rival.config))), None)
+    ratio = rival.objective / reference.objective if rival and reference else None
+    return _Case(
+        rival=rival,
+        reference=reference,
+        same=same,
+        ratio=ratio,
+        low=ratio and ratio * math.exp(-_ALLOWANCE),
+        high=ratio and ratio * math.exp(_ALLOWANCE),
+        speedup=rival.objective / same.objective if rival and same else None,
+    )
+
+
+def _same(history: History, judged: Judgement) -> Arm | None:
+    """The arm with the rival's other knobs and nothing compiled."""
+    arms = _arms(history)
+    if judged.rival is None:
+        return None
+    plain = key(without_compile(arms[judged.rival].config))
+    return next((arm for arm in arms if arm[0] == plain), None)
+
+
+def _arms(history: History) -> dict[Arm, TrialRecord]:
+    """All that were confirmed and have not failed since, each with its last record."""
+    arms = {arm: record for block in history.blocks for arm, record in block.arms.items()}
+    return {arm: record for arm, record in arms.items() if not history.spoiled(arm[0])}
+
+
+def _result(history: History, case: _Case) -> Result:
     """Compiled training where eager was tried and does not even fit is a win without a ratio."""
-    ratio = _ratio(compiled, eager)
-    if ratio is None:
+    if case.ratio is None or case.low is None or case.high is None:
         eager_tried = any(is_eager(record.config) and _ended(record) for record in history.records)
-        return Result.WIN if compiled and eager_tried else Result.TIE if compiled or eager else Result.NONE
-    if ratio * (1 - PROCESS_ALLOWANCE) > 1 and ratio > _LEAST_WIN:
+        compiled_alone = case.rival is not None and eager_tried and case.reference is None
+        return Result.WIN if compiled_alone else Result.TIE if case.rival or case.reference else Result.NONE
+    if case.low > 1 and case.ratio > LEAST_WIN:
         return Result.WIN
-    return Result.LOSS if ratio * (1 + PROCESS_ALLOWANCE) < 1 else Result.TIE
+    return Result.LOSS if case.high < 1 else Result.TIE
 
 
 def _ended(record: TrialRecord) -> bool:
     return record.state in (State.COMPLETE, State.PRUNED)
 
 
-def _ratio(compiled: Score | None, other: Score | None) -> float | None:
-    return compiled.objective / other.objective if compiled and other else None
+def _sustained(history: History, chosen: Score) -> float | None:
+    """Over a sustained minute, where the budget held one: what training sees once the GPU is hot."""
+    for record in reversed(history.sustained.get(chosen.key, [])):
+        if record.state is State.COMPLETE and record.measurement:
+            return record.measurement.tokens_per_second
+    return None
 
 
-def _over_plain(history: History, compiled: Score | None, by_key: dict[Key, Score]) -> float | None:
+def _over_plain(history: History, case: _Case) -> float | None:
     config = plain_compile(history)
-    if config is None or compiled is None:
+    if config is None or case.rival is None:
         return None
-    if compiled.key == key(config):
+    if case.rival.key == key(config):
         return 1.0
-    if key(config) in by_key:
-        return _ratio(compiled, by_key[key(config)])
     attempts = [record for record in history.trials.get(key(config), []) if record.measurement]
-    return _ratio(compiled, Score(history.objective(attempts[-1]), attempts[-1])) if attempts else None
+    return case.rival.objective / history.objective(attempts[-1]) if attempts else None
 
 
 def _break_even_steps(history: History, compiled: Score | None, eager: Score | None) -> int | None:

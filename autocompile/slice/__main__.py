@@ -5,9 +5,9 @@ It ends with its parent, which holds this process's standard input open.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
-import signal
 import stat
 import sys
 import threading
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from autocompile.processes import end_own_tree
 from autocompile.records import Answer, Failed, Stage
 from autocompile.slice.classify import classify
 from autocompile.slice.merge import RankOutcome, merge
@@ -28,6 +29,7 @@ REQUEST: TypeAdapter[SliceRequest] = TypeAdapter(SliceRequest)
 
 def main(folder: Path) -> None:
     _end_with_parent()
+    faulthandler.enable()  # a crash leaves its place in the log
     logging.basicConfig(format="%(message)s")
     logging.getLogger("autocompile").setLevel(logging.INFO)  # stages and their times, into the slice's log
     request = REQUEST.validate_json((folder / "request.json").read_text())
@@ -41,6 +43,7 @@ def main(folder: Path) -> None:
 def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
     match request:
         case MeasureRequest():
+            _limit_compile_threads(request.compile_threads)
             from autocompile.slice.rank import run_rank  # with dynamo, whose import needs a sound cache folder
 
             outcome = run_rank(request, reporter)
@@ -49,6 +52,14 @@ def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
             return merge([rank])
         case PreflightRequest():
             return _facts(request, reporter)
+
+
+def _limit_compile_threads(count: int | None) -> None:
+    """Before inductor is imported, which starts its workers then; with one thread it has none."""
+    if count is not None:
+        from torch._inductor import config
+
+        config.compile_threads = count
 
 
 def _facts(request: PreflightRequest, reporter: Reporter) -> Answer:
@@ -71,7 +82,7 @@ def _set_up_environment(request: SliceRequest) -> None:
 
 
 def _end_with_parent() -> None:
-    """When the pipe on stdin closes, end this whole process group. Only where a parent set both up."""
+    """When the pipe on stdin closes, end all that this slice started. Only where a parent set it up so."""
     leads_group = os.getpgid(0) == os.getpid()
     if leads_group and stat.S_ISFIFO(os.fstat(0).st_mode):
         threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
@@ -80,7 +91,7 @@ def _end_with_parent() -> None:
 def _wait_for_end_of_input() -> None:
     while os.read(0, 4096):
         pass
-    os.killpg(0, signal.SIGKILL)
+    end_own_tree()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from autocompile.failure_texts import BROKEN_DEVICE, DISGUISED_OOM, FAILED_CALL, NEARLY_FULL, PLAIN_OOM
+from autocompile import failure_texts as texts
 from autocompile.knobs import NotApplicable
 from autocompile.records import Failure, FailureKind, Stage
 from autocompile.slice.measure import RecompileStorm
@@ -43,7 +45,9 @@ def classify(error: BaseException, *, stage: Stage, memory_share: float) -> Fail
     for rule in _RULES:
         for seen in chain:
             if rule.fits(seen):
-                return _failure(rule.kind, seen, stage=stage, where=_where(chain), subkind=rule.subkind)
+                subkind = rule.subkind or getattr(seen.error, "subkind", None)
+                where = None if rule.kind is FailureKind.INFRASTRUCTURE else _where(chain)
+                return _failure(rule.kind, seen, stage=stage, where=where, subkind=subkind)
     return _failure(FailureKind.UNKNOWN, chain[0], stage=stage, where=_where(chain), subkind=type(error).__name__)
 
 
@@ -72,60 +76,87 @@ def _classed(*names: str) -> Callable[[_Seen], bool]:
 
 
 def _says(pattern: str) -> Callable[[_Seen], bool]:
-    wanted = re.compile(pattern)
+    wanted = re.compile(pattern, re.MULTILINE)
     return lambda seen: wanted.search(seen.text) is not None
 
 
-def _disk(seen: _Seen) -> bool:
-    full_or_forbidden = (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EPERM)
-    return isinstance(seen.error, OSError) and seen.error.errno in full_or_forbidden
+def _disguised(seen: _Seen) -> bool:
+    return seen.memory_share > texts.NEARLY_FULL and re.search(texts.DISGUISED_OOM, seen.text) is not None
 
 
-_SDPA = (
-    r"No viable backend for scaled_dot_product_attention|No available kernel\.\s+Aborting execution"
-    r"|No execution plans support the graph|cuDNN Frontend error|Explicit attn_mask should not be set when is_causal"
-)
-_BROKEN_CACHE = r"failed to map segment from shared object|No space left on device|Disk quota exceeded"
-_NO_COMPILER = (
-    r"No working C\+\+ compiler found|Failed to find C compiler|Cannot find a working triton|Cannot find ptxas"
-    r"|Python\.h: No such file"
-)
-_FULLGRAPH = r"found no compiled frames|Graph break under|fullgraph=True"
+def _is_errno(*numbers: int) -> Callable[[_Seen], bool]:
+    return lambda seen: isinstance(seen.error, OSError) and seen.error.errno in numbers
+
+
+_DISK = _is_errno(errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+_FORBIDDEN = _is_errno(errno.EACCES, errno.EPERM, errno.EEXIST, errno.ENOTDIR, errno.EIO)
+
+
+def _other_disk(seen: _Seen) -> bool:
+    filename = getattr(seen.error, "filename", None)
+    temporary = os.environ.get("TMPDIR", "/tmp")
+    return _DISK(seen) and filename is not None and not _lies_in(str(filename), _cache(), temporary)
+
+
+def _forbidden_cache(seen: _Seen) -> bool:
+    """Of other files the same errors say that the user's own data is not as expected."""
+    return _FORBIDDEN(seen) and _lies_in(str(getattr(seen.error, "filename", None)), _cache())
+
+
+def _cache() -> str:
+    return os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+
+
+def _lies_in(filename: str, *folders: str) -> bool:
+    return any(folder and Path(filename).is_relative_to(folder) for folder in folders)
+
 
 # The order matters: what the machine did comes before what the config did, memory before the compiler's wrappers.
 _RULES = (
     _Rule(FailureKind.NUMERICS_MISMATCH, _classed(NumericsMismatch.__name__)),
-    _Rule(FailureKind.WORKLOAD_ERROR, _classed(WorkloadError.__name__, NotApplicable.__name__)),
     _Rule(FailureKind.INFRASTRUCTURE, _classed(MachineFault.__name__)),
-    _Rule(FailureKind.INFRASTRUCTURE, _says(_NO_COMPILER), "no_compiler"),
-    _Rule(FailureKind.INFRASTRUCTURE, _says(_BROKEN_CACHE), "cache_folder"),
-    _Rule(FailureKind.INFRASTRUCTURE, _disk, "cache_folder"),
+    _Rule(FailureKind.INFRASTRUCTURE, _says(texts.MISSING_TOOL), texts.NO_COMPILER),
+    _Rule(FailureKind.INFRASTRUCTURE, _other_disk, "disk"),
+    _Rule(FailureKind.INFRASTRUCTURE, _says(texts.BROKEN_DISK), texts.CACHE_FOLDER),
+    _Rule(FailureKind.INFRASTRUCTURE, _DISK, texts.CACHE_FOLDER),
+    _Rule(FailureKind.INFRASTRUCTURE, _forbidden_cache, texts.CACHE_FOLDER),
+    _Rule(FailureKind.INFRASTRUCTURE, _is_errno(errno.EADDRINUSE)),
+    _Rule(FailureKind.INFRASTRUCTURE, _says(texts.PORT_IN_USE)),
+    _Rule(FailureKind.GPU_FAULT, _says(texts.BROKEN_DEVICE)),
     _Rule(FailureKind.OOM, lambda seen: isinstance(seen.error, torch.OutOfMemoryError)),
-    _Rule(FailureKind.OOM, _says(PLAIN_OOM)),
-    _Rule(FailureKind.OOM, lambda seen: _says(DISGUISED_OOM)(seen) and seen.memory_share > NEARLY_FULL, "disguised"),
-    _Rule(FailureKind.GPU_FAULT, _says(f"{BROKEN_DEVICE}|{FAILED_CALL}")),
-    _Rule(FailureKind.HOST_OOM, _says(r"DefaultCPUAllocator|Killed signal terminated program")),
+    _Rule(FailureKind.OOM, _says(texts.PLAIN_OOM)),
+    _Rule(FailureKind.HOST_OOM, _says(texts.HOST_OOM)),
     _Rule(FailureKind.HOST_OOM, lambda seen: isinstance(seen.error, MemoryError)),
-    _Rule(FailureKind.RECOMPILE_STORM, _classed(RecompileStorm.__name__, "FailOnRecompileLimitHit", "RecompileError")),
-    _Rule(FailureKind.RECOMPILE_STORM, _says(r"recompile_limit reached|cache_size_limit reached")),
-    _Rule(FailureKind.BACKEND_UNSUPPORTED, _says(_SDPA), "sdpa"),
-    _Rule(FailureKind.BACKEND_UNSUPPORTED, _classed("GPUTooOldForTriton"), "gpu_too_old"),
+    _Rule(FailureKind.HOST_OOM, _is_errno(errno.ENOMEM)),
+    _Rule(FailureKind.OOM, _disguised, "disguised"),
+    _Rule(FailureKind.GPU_FAULT, _says(f"{texts.DISGUISED_OOM}|{texts.FAILED_CALL}")),
+    _Rule(FailureKind.INFRASTRUCTURE, _classed("BrokenProcessPool"), texts.COMPILE_WORKERS),
+    _Rule(FailureKind.INFRASTRUCTURE, _says(texts.DEAD_WORKERS), texts.COMPILE_WORKERS),
+    _Rule(FailureKind.WORKLOAD_ERROR, _classed(WorkloadError.__name__, NotApplicable.__name__)),
     _Rule(
-        FailureKind.COMPILE_ERROR, _says(r"tensor output of CUDAGraphs that has been overwritten"), "cudagraph_liveness"
+        FailureKind.RECOMPILE_STORM,
+        _classed(RecompileStorm.__name__, "FailOnRecompileLimitHit", "RecompileLimitExceeded", "CacheLimitExceeded"),
+    ),
+    _Rule(FailureKind.RECOMPILE_STORM, _classed("RecompileError")),
+    _Rule(FailureKind.RECOMPILE_STORM, _says(texts.RECOMPILE_LIMIT)),
+    _Rule(FailureKind.BACKEND_UNSUPPORTED, _says(texts.SDPA), "sdpa"),
+    _Rule(FailureKind.BACKEND_UNSUPPORTED, _classed("GPUTooOldForTriton"), texts.GPU_TOO_OLD),
+    _Rule(
+        FailureKind.COMPILE_ERROR,
+        _says(r"tensor output of CUDAGraphs that has been overwritten"),
+        texts.CUDAGRAPH_LIVENESS,
     ),
     _Rule(
         FailureKind.COMPILE_ERROR, _says(r"graph recording observed an input tensor deallocate"), "cudagraph_checkpoint"
     ),
     _Rule(FailureKind.COMPILE_ERROR, _classed("CheckpointError"), "checkpoint_mismatch"),
     _Rule(FailureKind.GRAPH_BREAK, _classed("Unsupported", "UserError", "UncapturedHigherOrderOpError")),
-    _Rule(FailureKind.GRAPH_BREAK, lambda seen: _classed("TorchDynamoException")(seen) and _says(_FULLGRAPH)(seen)),
+    _Rule(FailureKind.GRAPH_BREAK, _says(texts.NO_FRAMES)),
     _Rule(
         FailureKind.COMPILE_ERROR,
-        _classed("TorchDynamoException", "OperatorIssue", "ShortenTraceback", "CppCompileError", "NoValidChoicesError"),
+        _classed("TorchDynamoException", "OperatorIssue", "CppCompileError", "NoValidChoicesError", "SubprocException"),
     ),
-    _Rule(
-        FailureKind.COMPILE_ERROR, _says(r"OutOfResources|out of resource: shared memory|ptxas fatal|LoweringException")
-    ),
+    _Rule(FailureKind.COMPILE_ERROR, _says(texts.COMPILER_BUG)),
 )
 
 
@@ -133,27 +164,51 @@ _OURS = (MachineFault, NotApplicable, NumericsMismatch, RecompileStorm, Workload
 
 
 def _failure(kind: FailureKind, seen: _Seen, *, stage: Stage, where: str | None, subkind: str | None) -> Failure:
-    name = type(seen.error).__name__
-    first = next((line.strip() for line in seen.text.splitlines() if line.strip()), "")
+    name, first = type(seen.error).__name__, _gist(seen.text)
     plain = isinstance(seen.error, _OURS)
     message = first if plain else f"{name}: {first}" if first else name
     return Failure(kind=kind, stage=stage, message=message[:_MESSAGE_LENGTH], subkind=subkind, where=where)
 
 
+_TELLING = re.compile(rf"\berror: |{texts.BROKEN_DISK}|{texts.MISSING_TOOL}|{texts.HOST_OOM}")
+
+
+def _gist(text: str) -> str:
+    """The first line, and what a long text tells after it: a tool's complaint, the error that dynamo met, its number
+    of a graph break."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    first = lines[0]
+    told = next((line for line in lines if _TELLING.search(line)), first)
+    if told != first:
+        return f"{first}: {told}"
+    if met := re.search(r": got (\w+\(.*)", text):
+        return f"{first}: {met[1]}"
+    if number := re.search(r"/gb/(gb\d+)\.html", text):
+        return f"{first} ({number[1]})"
+    return first
+
+
 def _where(chain: list[_Seen]) -> str | None:
-    """file:line of the deepest frame that is neither ours nor an installed library's."""
+    """file:line of the user's code: as the error says, as dynamo traced it, or the deepest such frame."""
+    told = (getattr(seen.error, "where", None) for seen in chain)
+    if where := next((where for where in told if isinstance(where, str)), None):
+        return where
     for seen in chain:
-        where = getattr(seen.error, "where", None)
-        if isinstance(where, str):
-            return where
+        if match := re.search(r'from user code:\n\s+File "', seen.text):
+            traced = re.findall(r'File "([^"]+)", line (\d+)', seen.text[match.start() :])
+            users = [frame for frame in traced if _is_users(frame[0])]
+            return ":".join((users or traced)[-1])
     for seen in chain:
-        if match := re.search(r'from user code:\n\s+File "([^"]+)", line (\d+)', seen.text):
-            inner = re.findall(r'File "([^"]+)", line (\d+)', seen.text[match.start() :])
-            return f"{inner[-1][0]}:{inner[-1][1]}"
-    package = str(Path(__file__).parent.parent)
-    for seen in chain:
-        frames = traceback.extract_tb(seen.error.__traceback__)
-        for frame in reversed(frames):
-            if not frame.filename.startswith((package, "<")) and "site-packages" not in frame.filename:
+        for frame in reversed(traceback.extract_tb(seen.error.__traceback__)):
+            if _is_users(frame.filename):
                 return f"{frame.filename}:{frame.lineno}"
     return None
+
+
+_NOT_USERS = (str(Path(__file__).parent.parent), sysconfig.get_path("stdlib"), "<")
+
+
+def _is_users(filename: str) -> bool:
+    """Neither ours, nor Python's, nor an installed library's, nor generated by inductor."""
+    installed = "site-packages" in filename or "dist-packages" in filename
+    return not (filename.startswith(_NOT_USERS) or installed or _lies_in(filename, _cache()))

@@ -1,23 +1,28 @@
-"""Time optimizer steps: warm up until the process is quiet, then one window of whole cycles."""
+"""Time optimizer steps: warm up until the process is quiet and the GPU hot, then one window of whole cycles."""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from autocompile.records import StepSeconds
+from autocompile.records import Degradation, GpuState, StepSeconds
+from autocompile.slice.clocks import clock_of, reconciled
+from autocompile.slice.gpu_state import GpuWatch, Nvml
 from autocompile.spec import SlicePlan
 
 WARMUP_STEPS = 3  # at least, whole optimizer steps
 QUIET_STEPS = 2  # without compile, CUDA-graph recording or allocator growth, before a window may begin
-MOST_WARMUP_STEPS = 60
-MOST_CYCLES = 1000
+MOST_COMPILING_STEPS = 60
+MOST_GROWING_STEPS = 60  # an allocator that grows for ever is no reason not to measure
+
+log = logging.getLogger("autocompile.slice")
 
 
 class RecompileStorm(Exception):
@@ -25,7 +30,7 @@ class RecompileStorm(Exception):
 
 
 class Watch(Protocol):
-    """What must stand still before and during a window."""
+    """What must stand still before and during a window; recording a CUDA graph counts as a compile."""
 
     def n_compiles(self) -> int: ...
     def limit_hits(self) -> list[str]: ...
@@ -39,6 +44,8 @@ class Stepper:
     watch: Watch
     device: torch.device
     stepped: Callable[[], None]  # told after each step, for deadlines and the live view
+    waited_seconds: Callable[[], float]  # for batches, in all steps so far
+    nvml: Nvml | None  # of a GPU, where it answers
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -48,45 +55,83 @@ class Stepper:
         return torch.cuda.memory_reserved(self.device) if self.device.type == "cuda" else 0
 
 
-def warm_up(stepper: Stepper) -> list[float]:
-    """Step until nothing compiles, records or grows any more; returns the losses.
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """What one window saw.
+
+    A cycle's seconds are what training sees, so they hold the host's wait for batches, ``data_wait_seconds`` a cycle.
+    ``flags`` say why the window is not to be trusted. ``losses`` are those of every cycle since warm-up, of windows
+    that did not count too; the last ``step_seconds.n`` are this one's.
+    """
+
+    step_seconds: StepSeconds
+    data_wait_seconds: float
+    gpu: GpuState | None
+    flags: tuple[Degradation, ...]
+    losses: tuple[float, ...]
+
+
+def warm_up(stepper: Stepper, plan: SlicePlan) -> list[float]:
+    """Step until nothing compiles, records or grows any more, and a GPU has been busy for a while; returns the losses.
 
     Raises RecompileStorm if a recompile limit was hit or compiling does not end.
     """
+    preheat_seconds = plan.preheat_seconds if stepper.device.type == "cuda" else 0.0
     losses: list[float] = []
-    quiet = 0
-    while quiet < QUIET_STEPS or len(losses) < WARMUP_STEPS:
+    n_compiling, noisy_step, noisy_time = 0, 0, time.perf_counter()
+    while not is_warm(
+        steps=len(losses),
+        quiet_steps=len(losses) - noisy_step,
+        quiet_seconds=time.perf_counter() - noisy_time,
+        preheat_seconds=preheat_seconds,
+    ):
         compiles, reserved = stepper.watch.n_compiles(), stepper.reserved_bytes()
         losses.append(float(stepper.step()))  # reading the loss waits for the step
         stepper.stepped()
         compiled = stepper.watch.n_compiles() != compiles
-        quiet = 0 if compiled or stepper.reserved_bytes() != reserved else quiet + 1
-        if len(losses) == MOST_WARMUP_STEPS and not compiled:
-            break  # an allocator that grows for ever is no reason not to measure
-        if len(losses) == MOST_WARMUP_STEPS:
-            raise RecompileStorm(f"still compiling after {MOST_WARMUP_STEPS} steps")
+        n_compiling += compiled
+        if compiled or (stepper.reserved_bytes() != reserved and len(losses) <= MOST_GROWING_STEPS):
+            noisy_step, noisy_time = len(losses), time.perf_counter()
+        if n_compiling == MOST_COMPILING_STEPS:
+            raise RecompileStorm(f"still compiling after {len(losses)} steps")
         if hits := stepper.watch.limit_hits():
             raise RecompileStorm(f"recompile limit hit: {hits[0]} runs eager since")
     return losses
 
 
-def steady_window(stepper: Stepper, plan: SlicePlan) -> tuple[StepSeconds, list[float]]:
-    """A window without a compile inside: a first one that has one is void, a second one is a storm.
+def is_warm(*, steps: int, quiet_steps: int, quiet_seconds: float, preheat_seconds: float) -> bool:
+    """Whether a window may begin, after so many steps in all, and so many steps and seconds since the last noise.
 
-    Returns the interval of a cycle's seconds and the losses of all windows.
+    Batches have one shape, so each step is a pass over all there are; where a script's do not, a shape that comes late
+    enough to compile inside a window voids that.
     """
-    losses: list[float] = []
-    for attempt in range(2):
-        if attempt:
-            losses += warm_up(stepper)
+    return steps >= WARMUP_STEPS and quiet_steps >= QUIET_STEPS and quiet_seconds >= preheat_seconds
+
+
+def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:
+    """A window that counts: one with a compile inside is void, one that was disturbed is repeated, each of them once.
+
+    Raises RecompileStorm at the second compile, or where a recompile limit was hit. A second disturbance stays as the
+    window's flag.
+    """
+    losses: tuple[float, ...] = ()
+    voided = repeated = False
+    while True:
         before = stepper.watch.n_compiles()
-        seconds, seen = _window(stepper, plan)
-        losses += seen
+        window = _window(stepper, plan)
+        losses += window.losses
         if hits := stepper.watch.limit_hits():
             raise RecompileStorm(f"recompile limit hit: {hits[0]} runs eager since")
-        if stepper.watch.n_compiles() == before:
-            return median_interval(seconds), losses
-    raise RecompileStorm("compiled again inside two windows in a row")
+        if stepper.watch.n_compiles() != before:
+            if voided:
+                raise RecompileStorm("compiled again inside two windows in a row")
+            voided = True
+            losses += tuple(warm_up(stepper, plan))
+        elif window.flags and not repeated:
+            repeated = True
+            log.warning("window repeated: %s, %s", " and ".join(window.flags), window.gpu)
+        else:
+            return replace(window, losses=losses)
 
 
 def median_interval(seconds: Sequence[float]) -> StepSeconds:
@@ -102,58 +147,48 @@ def median_interval(seconds: Sequence[float]) -> StepSeconds:
     return StepSeconds(median=median(ordered), low=low, high=high, n=n)
 
 
-def _window(stepper: Stepper, plan: SlicePlan) -> tuple[list[float], list[float]]:
-    """Seconds of each cycle and the losses. On a GPU one event a cycle, read as they complete, no synchronisation."""
-    stepper.synchronise()
-    clock = _EventClock(stepper.device) if stepper.device.type == "cuda" else _WallClock()
-    losses: list[torch.Tensor] = []
-    began = time.perf_counter()
-    clock.tick()
-    while len(losses) < MOST_CYCLES:
-        losses.append(stepper.step())
+def _window(stepper: Stepper, plan: SlicePlan) -> Window:
+    """On a GPU one event a cycle, read as they complete, and no synchronisation until the end."""
+    with GpuWatch(stepper.nvml) as gpu:
+        stepper.synchronise()
+        clock = clock_of(stepper.device)
+        losses: list[torch.Tensor] = []
+        waited, began = stepper.waited_seconds(), time.perf_counter()
+        looked_at = 0
         clock.tick()
-        stepper.stepped()
-        done = clock.seconds()
-        spent = time.perf_counter() - began
-        if len(done) >= plan.min_cycles and (spent > plan.window_seconds or _narrow(done, plan.interval)):
-            break
-    stepper.synchronise()
-    return clock.seconds(), [float(loss) for loss in losses]
+        while True:
+            losses.append(stepper.step())
+            clock.tick()
+            stepper.stepped()
+            clock.read()
+            done = len(clock.seconds)
+            if done >= plan.min_cycles and time.perf_counter() - began > plan.window_seconds:
+                break
+            if done >= max(plan.min_cycles, 1.1 * looked_at):  # sorting them after each would slow short cycles
+                looked_at = done
+                if is_narrow(clock.seconds, plan.interval):
+                    break
+        stepper.synchronise()
+        wall_seconds = time.perf_counter() - began
+        clock.read()
+    seconds, agree = reconciled(clock.seconds, wall_seconds)
+    if not agree:
+        log.warning("the window took %.3f s, its cycles %.3f s in sum", wall_seconds, sum(clock.seconds))
+    return Window(
+        step_seconds=median_interval(seconds),
+        data_wait_seconds=(stepper.waited_seconds() - waited) / len(losses),
+        gpu=gpu.state,
+        flags=tuple(dict.fromkeys((*gpu.flags, *(() if agree else ("disturbed",))))),
+        losses=tuple(float(loss) for loss in losses),
+    )
 
 
-def _narrow(seconds: Sequence[float], interval: float) -> bool:
-    """Fewer than 8 samples have no 95 % interval inside their range worth the name."""
-    if len(seconds) < 8:
+def is_narrow(seconds: Sequence[float], interval: float) -> bool:
+    """Whether the median is known this well; never where no interval is asked for, since times can be equal.
+
+    Fewer than 8 samples have no 95 % interval inside their range worth the name.
+    """
+    if interval == 0 or len(seconds) < 8:
         return False
     found = median_interval(seconds)
     return found.high - found.low <= 2 * interval * found.median
-
-
-class _WallClock:
-    def __init__(self) -> None:
-        self._ticks: list[float] = []
-
-    def tick(self) -> None:
-        self._ticks.append(time.perf_counter())
-
-    def seconds(self) -> list[float]:
-        return [end - start for start, end in zip(self._ticks, self._ticks[1:], strict=False)]
-
-
-class _EventClock:
-    def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.current_stream(device)
-        self._events: list[Any] = []
-        self._seconds: list[float] = []
-
-    def tick(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._stream)
-        self._events.append(event)
-
-    def seconds(self) -> list[float]:
-        """Cycles that the GPU has finished so far; asks, does not wait."""
-        while len(self._seconds) + 1 < len(self._events) and self._events[len(self._seconds) + 1].query():
-            start, end = self._events[len(self._seconds) : len(self._seconds) + 2]
-            self._seconds.append(start.elapsed_time(end) / 1e3)
-        return self._seconds

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
+from autocompile.slice.flops import counted
 from autocompile.workloads.job import Job
 
 TOLERANCE = 0.02  # relative; random weights and bf16 kernels in another order stay far below
@@ -46,17 +48,20 @@ class Reference:
 
     losses: tuple[float, ...]
     spread: float  # relative; 0 where the loss draws no random numbers, or only dropout that can be switched off
+    flops: float | None = None  # of training on these micro-batches, where they could be counted
 
 
 def eager_reference(job: Job, batches: Sequence[object], seed: int) -> Reference:
     """Forward without gradients over these micro-batches, dropout off, twice from different seeds."""
+
+    def draw(number: int) -> tuple[float, ...]:
+        torch.manual_seed(number)
+        return tuple(float(job.loss(job.model, batch)) for batch in batches)
+
     with torch.no_grad(), dropout_off(job.model):
-        draws = []
-        for draw in (seed, seed + 1):
-            torch.manual_seed(draw)
-            draws.append(tuple(float(job.loss(job.model, batch)) for batch in batches))
-    first, second = (sum(losses) / len(losses) for losses in draws)
-    return Reference(losses=draws[0], spread=abs(first - second) / abs(first) if first else 0.0)
+        losses, flops = counted(job.model, partial(draw, seed))
+        first, second = (sum(drawn) / len(drawn) for drawn in (losses, draw(seed + 1)))
+    return Reference(losses=losses, spread=abs(first - second) / abs(first) if first else 0.0, flops=flops)
 
 
 def compare(first: float, reference: Reference) -> None:

@@ -16,9 +16,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from autocompile.failure_texts import CACHE_FOLDER
 from autocompile.records import Stage
 from autocompile.slice.classify import exception_chain
 from autocompile.slice.environment import cpu_name, environment
+from autocompile.slice.flops import matmul_flops_per_second
 from autocompile.spec import Device, Facts, Method, Precision, PreflightRequest, WorkloadSpec
 from autocompile.workloads.job import Context, Job, MachineFault, prepare
 from autocompile.workloads.precision import resolved_precision
@@ -71,22 +73,27 @@ def preflight(request: PreflightRequest, report: Callable[[Stage], None]) -> Fac
         regions=found.regions,
         frozen_knobs=found.frozen_knobs,
         free_memory_bytes=min(free for free, _ in memory),
+        matmul_flops_per_second=matmul_flops_per_second(targets[0], precision),
     )
 
 
 def check_cache_folder(folder: Path) -> None:
     """Compiled kernels are written there and loaded from there."""
+    if complaint := _cache_complaint(folder):
+        raise MachineFault(f"cache folder {folder}: {complaint}", subkind=CACHE_FOLDER)
+
+
+def _cache_complaint(folder: Path) -> str | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise MachineFault(f"cache folder {folder}: {error.strerror}") from error
+        return error.strerror or str(error)
     if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise MachineFault(f"cache folder {folder}: on a file system mounted noexec, which compiled kernels cannot use")
+        return "on a file system mounted noexec, which compiled kernels cannot use"
     free = shutil.disk_usage(folder).free
-    if free < LEAST_CACHE_BYTES:
-        raise MachineFault(f"cache folder {folder}: {free / GIB:.2f} GiB free on its disk, expected at least 1 GiB")
+    return f"{free / GIB:.2f} GiB free on its disk, expected at least 1 GiB" if free < LEAST_CACHE_BYTES else None
 
 
 def _targets(workload: WorkloadSpec, indices: tuple[int, ...]) -> list[torch.device]:
@@ -241,6 +248,8 @@ def compile_two_lines(target: torch.device) -> None:
             get_cpp_compiler()  # with a warm cache folder, what follows would not miss it
         torch.compile(two_lines)(values).backward()
     except (RuntimeError, OSError) as error:
+        if any(type(link).__name__ == "GPUTooOldForTriton" for link in exception_chain(error)):
+            return  # every slice that compiles will say so, and eager training can still be tuned
         complaint = tool_complaint(error)
         if complaint is None:
             raise
@@ -249,11 +258,14 @@ def compile_two_lines(target: torch.device) -> None:
 
 def tool_complaint(error: BaseException) -> str | None:
     """What the user can install or set, if that is what the compile failed for; the true cause is often nested."""
+    compiler = os.environ.get("CXX")
     for link in exception_chain(error):
+        if type(link).__name__ == "InvalidCxxCompiler" or (
+            compiler is not None and getattr(link, "filename", None) == compiler
+        ):
+            setting = f" (now CXX={compiler})" if compiler is not None else ""
+            return f"no working C++ compiler: install g++ or set CXX{setting}"
         match type(link).__name__:
-            case "InvalidCxxCompiler":
-                setting = f" (now CXX={os.environ['CXX']})" if "CXX" in os.environ else ""
-                return f"no working C++ compiler: install g++ or set CXX{setting}"
             case "CppCompileError":
                 complaints = [line for line in str(link).splitlines() if "error: " in line]
                 return f"the C++ compiler cannot build torch's kernels: {(complaints or ['it says nothing'])[0]}"

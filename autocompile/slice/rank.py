@@ -6,9 +6,8 @@ import gc
 import itertools
 import logging
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -18,22 +17,23 @@ from autocompile.knobs import Setup, apply_config
 from autocompile.records import (
     Degradation,
     Failed,
-    Failure,
-    FailureKind,
     Measured,
     Measurement,
     Outcome,
     Stage,
-    StepSeconds,
     Telemetry,
 )
 from autocompile.slice.classify import classify
+from autocompile.slice.cycles import Cycle, Waited, cycles, tokens_per_cycle
 from autocompile.slice.environment import environment
+from autocompile.slice.gpu_state import opened
 from autocompile.slice.locking import gpu_lock
-from autocompile.slice.measure import RecompileStorm, Stepper, steady_window, warm_up
+from autocompile.slice.measure import RecompileStorm, Stepper, Window, steady_window, warm_up
+from autocompile.slice.numerics import check, require_close
 from autocompile.slice.parity import Reference, compare, dropout_off, eager_reference, require_finite
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
+from autocompile.slice.warned import recorded_warnings, with_reasons
 from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
 from autocompile.workloads.job import Context, Job, prepare, trainable
 
@@ -54,6 +54,7 @@ class _Run:
     setup: Setup | None = None
     kernels: tuple[str, ...] = ()
     recompiles_in_window: int | None = None
+    telemetry: Telemetry | None = None  # as it was when the measurement was made
     warnings: list[str] = field(default_factory=list)
 
 
@@ -62,14 +63,15 @@ def run_rank(request: MeasureRequest, reporter: Reporter) -> Outcome:
     device = torch.device("cuda", 0) if _on_gpu(request) else torch.device("cpu")
     with CompileObserver() as observer, ExitStack() as stack:
         run = _Run(request=request, reporter=reporter, observer=observer, device=device)
-        stack.enter_context(_recorded_warnings(run))
+        stack.enter_context(recorded_warnings(run.warnings))
         try:
             if device.type == "cuda":
                 stack.enter_context(gpu_lock(str(torch.cuda.get_device_properties(device).uuid)))
             measurement = _measured(run)
+            _check_numerics(run)
         except Exception as error:  # noqa: BLE001  the process ends here; whatever it was, the parent wants its name
             failure = classify(error, stage=reporter.stage, memory_share=reporter.memory_share())
-            return Failed(failure=_with_reasons(failure, run.warnings), telemetry=_telemetry(run))
+            return Failed(failure=with_reasons(failure, run.warnings), telemetry=_telemetry(run))
         return Measured(measurement=measurement, telemetry=_telemetry(run))
 
 
@@ -79,31 +81,48 @@ def _measured(run: _Run) -> Measurement:
     reporter.enter(Stage.BUILD)
     run.job = job = prepare(_context(run), request.workload)
     n_micro_batches = gradient_accumulation(request.workload, request.config)
-    batches = _cycles(job, n_micro_batches)
+    batches = cycles(job, n_micro_batches)
     first = next(batches)
     eager = eager_reference(job, first, request.seed)
     _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
     run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
+    run.observer.groups = run.setup.groups
     stepper = _stepper(run, itertools.chain([first], batches), job.optimizer(trainable(job.model)))
     setup_seconds = time.perf_counter() - began
 
     reporter.enter(Stage.COMPILE)
     losses = [_first_step(run, stepper, eager)]
     reporter.enter(Stage.WARMUP)
-    losses += warm_up(stepper)
+    losses += warm_up(stepper, slice_plan(request.role))
     gc.collect()
     gc.freeze()  # what the build left behind need not be looked at again inside the window
 
     reporter.enter(Stage.MEASURE)
-    step_seconds, window_losses = _window(run, stepper)
+    window = _window(run, stepper)
     reporter.enter(Stage.CHECK)
-    losses += window_losses
+    losses += window.losses
     require_finite(losses)
-    tokens = _tokens_per_cycle(job, n_micro_batches, before=len(losses) - step_seconds.n, n=step_seconds.n)
-    measurement = _measurement(run, step_seconds, tokens / step_seconds.median, setup_seconds)
+    n = window.step_seconds.n
+    before = len(losses) - n
+    tokens = tokens_per_cycle(job, n_micro_batches, before=before, n=n, passed=reporter.stepped)
+    measurement = _measurement(run, window, tokens=tokens, flops=eager.flops, setup_seconds=setup_seconds)
     run.kernels = _profiled_kernels(stepper)
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
+
+
+def _check_numerics(run: _Run) -> None:
+    """The timed model goes first, so that there is room for copies of it; they compile too, which is not telemetry."""
+    assert run.job is not None
+    run.telemetry = _telemetry(run)
+    parameters = sum(parameter.numel() for parameter in run.job.model.parameters())
+    run.job = run.setup = None
+    numerics = check(
+        run.request, device=run.device, parameters=parameters, observer=run.observer, reporter=run.reporter
+    )
+    run.telemetry = run.telemetry.model_copy(update={"numerics": numerics})
+    if numerics is not None:
+        require_close(numerics)
 
 
 def _context(run: _Run) -> Context:
@@ -124,7 +143,7 @@ def _forget_peaks(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def _window(run: _Run, stepper: Stepper) -> tuple[StepSeconds, list[float]]:
+def _window(run: _Run, stepper: Stepper) -> Window:
     before = run.observer.n_recompiles()
     try:
         found = steady_window(stepper, slice_plan(run.request.role))
@@ -135,34 +154,28 @@ def _window(run: _Run, stepper: Stepper) -> tuple[StepSeconds, list[float]]:
     return found
 
 
-def _tokens_per_cycle(job: Job, n_micro_batches: int, *, before: int, n: int) -> float:
-    """Mean over the cycles of the window, whose batches a fresh stream repeats; keeping them would cost memory."""
-    cycles = itertools.islice(_cycles(job, n_micro_batches), before, before + n)
-    return sum(job.tokens(batch) for cycle in cycles for batch in cycle) / n
-
-
 def _on_gpu(request: MeasureRequest) -> bool:
     return request.workload.device == "cuda" or (request.workload.device is None and torch.cuda.is_available())
 
 
-def _cycles(job: Job, n_micro_batches: int) -> Iterator[list[object]]:
-    """The micro-batches of each optimizer step; the workload's stream begins again where it ends."""
-    stream = itertools.chain.from_iterable(job.batches() for _ in itertools.count())
-    while True:
-        yield list(itertools.islice(stream, n_micro_batches))
-
-
-def _stepper(run: _Run, batches: Iterator[list[object]], optimizer: torch.optim.Optimizer) -> Stepper:
+def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimizer) -> Stepper:
     assert run.job is not None
-    job = run.job
+    job, device, fed = run.job, run.device, Waited(batches)
 
     def step() -> torch.Tensor:
-        if run.device.type == "cuda":
+        if device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
-        loss = job.train_step(job.model, next(batches), optimizer)
+        loss = job.train_step(job.model, next(fed), optimizer)
         return torch.as_tensor(loss).detach().clone()  # a CUDA graph owns its output
 
-    return Stepper(step=step, watch=run.observer, device=run.device, stepped=run.reporter.stepped)
+    return Stepper(
+        step=step,
+        watch=run.observer,
+        device=device,
+        stepped=run.reporter.stepped,
+        waited_seconds=lambda: fed.seconds,
+        nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
+    )
 
 
 def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
@@ -183,21 +196,26 @@ def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
     return first
 
 
-def _measurement(run: _Run, step_seconds: StepSeconds, tokens_per_second: float, setup_seconds: float) -> Measurement:
+def _measurement(run: _Run, window: Window, *, tokens: float, flops: float | None, setup_seconds: float) -> Measurement:
+    """``tokens`` and ``flops`` are those of one cycle."""
     assert run.job is not None
+    seconds = window.step_seconds
     on_gpu = run.device.type == "cuda"
     free, total = torch.cuda.mem_get_info(run.device) if on_gpu else (0, 0)
     telemetry = _telemetry(run)
     return Measurement(
-        tokens_per_second=tokens_per_second,
+        tokens_per_second=tokens / seconds.median,
         unit=run.job.unit,
-        step_seconds=step_seconds,
+        step_seconds=seconds,
         compile=run.observer.compile_cost(),
         setup_seconds=setup_seconds,
         peak_memory_bytes=torch.cuda.max_memory_allocated(run.device) if on_gpu else _peak_resident_bytes(),
         reserved_memory_bytes=torch.cuda.max_memory_reserved(run.device) if on_gpu else None,
         device_memory_bytes=total - free if on_gpu else None,
-        degraded=_degradations(run, telemetry),
+        model_flops_per_second=flops / seconds.median if flops else None,
+        data_wait_seconds=window.data_wait_seconds,
+        gpu=window.gpu,
+        degraded=(*_degradations(run, telemetry), *window.flags),
     )
 
 
@@ -231,12 +249,16 @@ def _profiled_kernels(stepper: Stepper) -> tuple[str, ...]:
     except RuntimeError as error:  # the measurement is made; what a profiler adds to a step must not undo it
         log.warning("the profiled step failed, so no attention kernels are known: %s", error)
         return ()
-    kernels = sdpa_kernels([event.name for event in profile.events() or []])
+    # Not `profile.events()`: torch would first build a Python object for each event, 5 s for a step of a 7B model.
+    assert profile.profiler is not None
+    kernels = sdpa_kernels([event.name() for event in profile.profiler.kineto_results.events()])
     log.info("attention kernels: %s", ", ".join(kernels) or "none fused")
     return kernels
 
 
 def _telemetry(run: _Run) -> Telemetry:
+    if run.telemetry is not None:
+        return run.telemetry
     seen = run.observer.telemetry(run.setup)
     return seen.model_copy(
         update={
@@ -246,28 +268,3 @@ def _telemetry(run: _Run) -> Telemetry:
             "environment": environment(run.device, run.request.workload),
         }
     )
-
-
-@contextmanager
-def _recorded_warnings(run: _Run) -> Iterator[None]:
-    """Keep the texts of warnings: torch says only there why an attention kernel cannot run."""
-    show = warnings.showwarning
-
-    def keep(message: Warning | str, *rest: object, **named: object) -> None:
-        run.warnings.append(str(message))
-        show(message, *rest, **named)  # type: ignore[arg-type]
-
-    warnings.showwarning = keep
-    try:
-        yield
-    finally:
-        warnings.showwarning = show
-
-
-def _with_reasons(failure: Failure, texts: list[str]) -> Failure:
-    reasons = [
-        text.split("(Triggered")[0].strip() for text in texts if "not used because" in text or "requires" in text
-    ]
-    if failure.kind is not FailureKind.BACKEND_UNSUPPORTED or not reasons:
-        return failure
-    return failure.model_copy(update={"message": f"{failure.message} ({'; '.join(dict.fromkeys(reasons))})"})

@@ -18,7 +18,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.graph import GraphLowering
 
 from autocompile.knobs.setup import CompiledGroup, Setup
-from autocompile.records import Compile, CudagraphSkip, GraphBreak, Recompile, Region, Telemetry
+from autocompile.records import Compile, CudagraphSkip, EagerFrame, GraphBreak, Recompile, Region, Telemetry
 
 _CUDAGRAPH_LOG = "torch._inductor.cudagraph_utils.__cudagraphs"
 _LIMIT = "recompile limit exceeded"
@@ -37,6 +37,9 @@ class CompileObserver:
         self._codes: list[tuple[str, str]] = []
         self._skips = _Messages()
         self.activity = 0
+        self.groups: Sequence[
+            CompiledGroup
+        ] = ()  # whoever compiles regions says so, and they are called by their names
         logging.getLogger(_CUDAGRAPH_LOG).addHandler(self._skips)
         self._previous_hook = GraphLowering.save_output_code
         GraphLowering.save_output_code = self._save_code
@@ -68,8 +71,8 @@ class CompileObserver:
         return sum(1 for metric in _metrics() if metric.recompile_reason)
 
     def limit_hits(self) -> list[str]:
-        """Where a frame went over its recompile limit and runs eager since: ``name file:line``."""
-        return [_place(metric, ()) for metric in _metrics() if _LIMIT in (metric.fail_reason or "")]
+        """Where a frame went over its recompile limit and runs eager since: the region, or ``name file:line``."""
+        return [_place(metric, self.groups) for metric in _metrics() if _LIMIT in (metric.fail_reason or "")]
 
     def compile_cost(self) -> Compile:
         """Seconds of tracing, lowering, code generation and autotuning, and what a cold cache would have cost.
@@ -101,10 +104,11 @@ class CompileObserver:
             graphs=dynamo.counters["stats"]["unique_graphs"],
             graph_breaks=_graph_breaks(),
             recompiles=tuple(
-                Recompile(where=_place(metric, groups), guard=_first_line(metric.recompile_reason))
+                Recompile(where=_place(metric, groups), guard=guard_text(metric.recompile_reason))
                 for metric in _metrics()
                 if metric.recompile_reason
             ),
+            eager_frames=_eager_frames(groups),
             cudagraph_skips=self._cudagraph_skips(),
         )
 
@@ -149,11 +153,11 @@ class CompileObserver:
         return "all" if whole else "some"
 
     def _cudagraph_skips(self) -> tuple[CudagraphSkip, ...]:
-        reasons = [text for text in self._skips.texts if "skipping cudagraphs" in text]
+        reasons = [text for text in self._skips.texts if "skipping cudagraph" in text]
         reasons += [m.cudagraph_skip_reason for m in _metrics() if getattr(m, "cudagraph_skip_reason", None)]
         if not reasons and dynamo.counters["inductor"]["cudagraph_skips"]:
             reasons = ["inductor gave no reason"]
-        return tuple(CudagraphSkip(reason=_first_line(reason)) for reason in dict.fromkeys(reasons))
+        return tuple(CudagraphSkip(reason=reason) for reason in dict.fromkeys(map(skip_reason, reasons)))
 
 
 class _Messages(logging.Handler):
@@ -237,14 +241,72 @@ def _first_line(text: str) -> str:
     return text.strip().split("\n")[0]
 
 
+def guard_text(text: str) -> str:
+    """The guard, in one line, with the whole path of the line that made it, which dynamo cuts to its end."""
+    guard, _, stack = text.strip().partition("\n")
+    for path, line in re.findall(r'File "([^"]+)", line (\d+)', stack):
+        cut = re.search(rf"# (\S+):{line} in ", guard)
+        if cut and path.endswith(cut[1].rpartition("/")[2]):
+            guard = guard.replace(f"{cut[1]}:{line} in ", f"{path}:{line} in ")
+    return guard
+
+
 def _graph_breaks() -> tuple[GraphBreak, ...]:
     """Each reason and place once: torch repeats them per nested frame and per recompile."""
-    seen: dict[tuple[str, str], None] = {}
-    for reason in dynamo.graph_break_reasons:
-        place = reason.user_stack[-1] if reason.user_stack else None
-        where = f"{place.filename}:{place.lineno}" if place else "unknown place"
-        seen[_first_line(reason.reason), where] = None
-    return tuple(GraphBreak(where=where, reason=reason) for reason, where in seen)
+    seen: dict[GraphBreak, None] = {}
+    for found in dynamo.graph_break_reasons:
+        stack = [(frame.filename, frame.lineno or 0) for frame in found.user_stack]
+        seen[GraphBreak(where=_line_to_change(stack), reason=break_reason(found.reason))] = None
+    return tuple(seen)
+
+
+def _eager_frames(groups: Sequence[CompiledGroup]) -> tuple[EagerFrame, ...]:
+    """Frames that dynamo gave up: skipped as a whole, failed in the compiler, or over their recompile limit."""
+    seen: dict[EagerFrame, None] = {}
+    for metric in _metrics():
+        if metric.fail_type:
+            name = metric.fail_user_frame_filename
+            where = f"{name}:{metric.fail_user_frame_lineno}" if name else _place(metric, groups)
+            seen[EagerFrame(where=where, reason=break_reason(metric.fail_reason or metric.fail_type))] = None
+    return tuple(seen)
+
+
+_AND_THEN = "*** While handling this graph break, another graph break occurred: ***"
+
+
+def break_reason(text: str) -> str:
+    """One line: the head of dynamo's text with the first sentence of its explanation, which alone says what it met."""
+    return "; then ".join(_head(part.strip()) for part in text.split(_AND_THEN))
+
+
+def _head(text: str) -> str:
+    if text.startswith(("generic_jump", "Data-dependent branching")):  # two names, often at one place
+        return "Data-dependent branching"
+    head, _, rest = text.partition("\n")
+    explained = re.search(r"^\s*Explanation: (.+?)(\. [A-Z]|\.?$)", text, re.MULTILINE)  # its first sentence
+    said = explained[1] if explained else _first_line(rest) if head.endswith(":") else ""
+    reason = f"{head.removesuffix(':')}: {said}" if said else head
+    return re.sub(r" at 0x[0-9a-f]+", "", reason)  # an address differs in every process
+
+
+def _line_to_change(stack: Sequence[tuple[str, int]]) -> str:
+    """The deepest line that is neither torch's nor the standard library's, else the deepest of all."""
+    if not stack:
+        return "unknown place"
+    name, line = ([place for place in stack if not _is_library(place[0])] or stack)[-1]
+    return f"{name}:{line}"
+
+
+def _is_library(name: str) -> bool:
+    torch_itself, standard = str(Path(torch.__file__).parent), str(Path(logging.__file__).parents[1])
+    return name.startswith(torch_itself) or (name.startswith((standard, "<")) and "site-packages" not in name)
+
+
+def skip_reason(text: str) -> str:
+    """One line; where inductor adds a stack trace, with the line of it to change."""
+    stack = [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', text)]
+    reason = re.sub(r"\.? Found from\s*:?\s*$", "", _first_line(text))
+    return f"{reason} at {_line_to_change(stack)}" if stack else reason
 
 
 def _cache_state() -> Literal["none", "cold", "partly", "warm"]:

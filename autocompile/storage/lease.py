@@ -1,4 +1,4 @@
-"""Who may write a study: one process, known by host, pid, start time and boot, so that a dead one is told apart."""
+"""Who may write a study: one process, known by host, boot, pid and start time, so that a dead one is told apart."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from pathlib import Path
 
 from autocompile.values import Value
 
-SILENCE_SECONDS = 60.0  # after which a holder on another host counts as dead
+SILENCE_SECONDS = 60.0  # after which a holder on another host may be dead
+WATCH_SECONDS = 30.0  # a live one shows a new heartbeat within this time
 
 
 class Holder(Value):
-    """One process. ``process_start`` is in clock ticks since boot: a pid is given again, the two together are not."""
+    """One process. ``process_start`` is in clock ticks since boot: a pid is given again, the two together are not.
+
+    ``boot_id`` names the kernel's run and the pid namespace: only within these do pids mean the same.
+    """
 
     host: str
     pid: int
@@ -21,13 +25,20 @@ class Holder(Value):
 
 
 def this_process() -> Holder:
-    boot_id = Path("/proc/sys/kernel/random/boot_id")
     return Holder(
         host=socket.gethostname(),
         pid=os.getpid(),
         process_start=process_start(os.getpid()) or 0,
-        boot_id=boot_id.read_text().strip() if boot_id.exists() else "",
+        boot_id=_boot_id(),
     )
+
+
+def _boot_id() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # no Linux
+        return ""
 
 
 def process_start(pid: int) -> int | None:
@@ -40,8 +51,12 @@ def process_start(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def is_live(holder: Holder, *, silent_seconds: float, here: Holder, start: int | None) -> bool:
-    """``start`` is what `process_start` says of the holder's pid, asked on this host."""
-    if holder.host != here.host:
-        return silent_seconds < SILENCE_SECONDS
-    return holder.boot_id == here.boot_id and holder.process_start == start
+def is_live(holder: Holder, *, silent_seconds: float, here: Holder, start: int | None) -> bool | None:
+    """``start`` is what `process_start` says of the holder's pid, asked on this host. None: nobody can tell yet.
+
+    Hosts may share a name, and clocks may differ or jump, so that neither another boot of this host nor a heartbeat
+    from long ago or from the future is proof of a death.
+    """
+    if (holder.host, holder.boot_id) == (here.host, here.boot_id):
+        return holder.process_start == start
+    return True if holder.host != here.host and 0 <= silent_seconds < SILENCE_SECONDS else None

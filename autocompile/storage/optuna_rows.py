@@ -15,19 +15,21 @@ from autocompile.errors import UserError
 from autocompile.records import State, TrialRecord
 from autocompile.space import Config, Parameter, Range
 from autocompile.spec import Role, StudySpec
-from autocompile.storage.database import engine_options, reaching, show
+from autocompile.storage.database import Patience, be_patient, engine_options, show
 
 
 class OptunaRows:
     """Optuna's storage on the same database, opened and closed with ours. Only numbers and states come back from it."""
 
-    def __init__(self, url: sa.URL) -> None:
+    def __init__(self, url: sa.URL, patience: Patience) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._shown = show(url)
+        self._patience = patience
         # Checked by hand, since the constructor's own check raises and leaves its connections open.
         self._rows = RDBStorage(
             url.render_as_string(hide_password=False), engine_options(url), skip_compatibility_check=True
         )
+        be_patient(self._rows.engine, patience)
 
     def close(self) -> None:
         self._rows.remove_session()
@@ -43,21 +45,21 @@ class OptunaRows:
 
     def create(self, name: str) -> None:
         """`optuna.exceptions.DuplicatedStudyError` if there is one."""
-        with reaching(self._shown):
+        with self._patience.reaching():
             self._rows.create_new_study([StudyDirection.MAXIMIZE], study_name=name)
 
     def delete(self, name: str) -> None:
-        with reaching(self._shown):
+        with self._patience.reaching():
             if any(study.study_name == name for study in self._rows.get_all_studies()):
                 self._rows.delete_study(self._rows.get_study_id_from_name(name))
 
     def open_trial(self, name: str, trial: FrozenTrial) -> int:
-        with reaching(self._shown):
+        with self._patience.reaching():
             return self._rows.get_trial(self._rows.create_new_trial(self._study(name), trial)).number
 
     def tell(self, name: str, record: TrialRecord) -> None:
         """End the trial as its record says; nothing happens if it has ended."""
-        with reaching(self._shown):
+        with self._patience.reaching():
             trial = self._rows.get_trial_id_from_study_id_trial_number(self._study(name), record.number)
             if self._rows.get_trial(trial).state.is_finished():
                 return
@@ -70,9 +72,10 @@ class OptunaRows:
     def mend(self, name: str, spec: StudySpec, records: Sequence[TrialRecord]) -> None:
         """Make Optuna's rows say what our records say, whatever a kill left out. For the study's one writer only."""
         by_number = {record.number: record for record in records}
-        with reaching(self._shown):
+        with self._patience.reaching():
             study = self._study(name)
             trials = self._rows.get_all_trials(study, deepcopy=False)
+            ended = {trial.number for trial in trials if trial.state.is_finished()}
             for number in range(len(trials), max(by_number, default=-1) + 1):
                 record = by_number.get(number)
                 missing = new_trial(spec, record.config, record.role) if record else create_trial(state=TrialState.FAIL)
@@ -82,7 +85,7 @@ class OptunaRows:
                     lost = self._rows.get_trial_id_from_study_id_trial_number(study, trial.number)
                     self._rows.set_trial_state_values(lost, TrialState.FAIL)
         for record in records:
-            if record.state is not State.RUNNING:
+            if record.state is not State.RUNNING and record.number not in ended:
                 self.tell(name, record)
 
     def _study(self, name: str) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from autocompile.records import Failed
+from autocompile.failure_texts import CACHE_FOLDER, SPARE_CACHE_FOLDER
+from autocompile.records import Answer, Failed
 from autocompile.search import canonical
 from autocompile.space import Config
 from autocompile.spec import Facts, MeasureRequest, StudySpec
@@ -41,15 +43,49 @@ def seed_folder(spec: StudySpec, folder_root: Path) -> Path:
     return (Path(spec.cache_root) / "seed") if spec.cache_root else folder_root / ".seed"
 
 
+def spare_root() -> Path:
+    """Where compiled code goes while the usual place does not take it: nothing of a study, so anybody may empty it."""
+    return Path(os.environ.get("TMPDIR") or "/tmp", f"autocompile-{os.getuid()}")
+
+
+def spare_folder(cache: Path) -> Path:
+    """The cache folder to use instead of this one."""
+    return spare_root() / cache.name
+
+
 def prepare(request: MeasureRequest, folder: Path, seed: Path | None) -> Failed | None:
     """Make a slice's folders, the cache a copy of the seed if one is given; a failure if the disk does not take it."""
+    cache = Path(request.cache_folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if seed is not None:
-            copy_seed(seed, Path(request.cache_folder))
     except OSError as error:
-        return machine_failure(f"cannot prepare the slice's folders: {error}")
+        return machine_failure(f"cannot make the slice's folder: {error}")
+    try:
+        if cache.parent == spare_root():
+            _make_private(cache.parent)
+        if seed is not None:
+            copy_seed(seed if seed.is_dir() else spare_folder(seed), cache)
+    except OSError as error:
+        reason = error.strerror or str(error)[:200]  # of a copy there may be one complaint for each file
+        return machine_failure(f"cache folder {cache}: {reason}", subkind=CACHE_FOLDER)
     return None
+
+
+def with_cache_named(answer: Answer, request: MeasureRequest) -> Answer:
+    """A failure of the cache folder says of which one; when the spare one fails too nothing is left to try."""
+    if not isinstance(answer, Failed) or answer.failure.subkind != CACHE_FOLDER:
+        return answer
+    cache, failure = Path(request.cache_folder), answer.failure
+    named = failure.message if str(cache) in failure.message else f"{failure.message} (cache folder {cache})"
+    subkind = SPARE_CACHE_FOLDER if cache.parent == spare_root() else CACHE_FOLDER
+    return answer.model_copy(update={"failure": failure.model_copy(update={"message": named, "subkind": subkind})})
+
+
+def _make_private(folder: Path) -> None:
+    """Whoever can write there can have us run their code."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
 
 
 def copy_seed(seed: Path, folder: Path) -> None:

@@ -17,14 +17,8 @@ from typing import TYPE_CHECKING
 
 from autocompile.errors import MachineError
 from autocompile.executors import Executor
-from autocompile.records import (
-    Answer,
-    Failed,
-    Measured,
-    State,
-    Stopped,
-    TrialRecord,
-)
+from autocompile.processes import end_abandoned
+from autocompile.records import Answer, Failed, Measured, State, Stopped, TrialRecord
 from autocompile.search import (
     Ask,
     Finished,
@@ -34,7 +28,7 @@ from autocompile.search import (
     abort_reason,
     admissible,
     best_config,
-    candidates,
+    brake_reason,
     compile_deadline,
     derived,
     next_step,
@@ -43,10 +37,11 @@ from autocompile.search import (
 from autocompile.space import Config
 from autocompile.spec import Facts, Fidelity, MeasureRequest, Role, StudySpec
 from autocompile.tuner.events import Clock, Event, Interrupted, StudyResult, Tick, TrialEnded, TrialStarted, WallClock
-from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_folder
+from autocompile.tuner.folders import cache_folder, prepare, seed_folder, trial_folder, with_cache_named
 from autocompile.tuner.opening import write_result, write_study_files
+from autocompile.tuner.repeats import repeated
 from autocompile.tuner.signals import signals
-from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told, with_headroom
+from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told, with_headroom, with_mfu
 
 if TYPE_CHECKING:
     from autocompile.storage import Storage, StoredStudy
@@ -91,8 +86,8 @@ def tune(  # noqa: PLR0913  each is a seam that a test or another front end repl
             stop=stop,
             clock=clock,
             watch=watch,
-            used_before=stored.used_seconds,
-            began=began,
+            used=stored.used_seconds,
+            saved=began,
             records={record.number: record for record in storage.records(name)},
         )
         with signals(loop.ended) as caught:
@@ -140,8 +135,8 @@ class _Ended:
 class _Loop:
     """One run of the coordinator; times are the clock's.
 
-    ``saved`` is up to when the storage has counted, ``first_number`` that of this run's first trial: what the machine
-    did in earlier runs is no reason to give up now.
+    ``used`` is what the storage has counted, up to the time ``saved``; ``first_number`` is that of this run's first
+    trial: what the machine did in earlier runs is no reason to give up now.
     """
 
     study: _Study
@@ -150,17 +145,15 @@ class _Loop:
     stop: threading.Event
     clock: Clock
     watch: Callable[[Event], None]
-    used_before: float
-    began: float
+    used: float
+    saved: float
     records: dict[int, TrialRecord]
-    saved: float = field(init=False)
     free: list[int] = field(init=False)
     first_number: int = field(init=False)
     running: dict[int, _Running] = field(default_factory=dict)
     ended: SimpleQueue[_Ended | None] = field(default_factory=SimpleQueue)  # None: a signal came
 
     def __post_init__(self) -> None:
-        self.saved = self.began
         self.free = list(range(len(self.study.slots)))
         self.first_number = 1 + max(self.records, default=-1)
 
@@ -170,15 +163,20 @@ class _Loop:
             self.take_over()
             self.run(caught)
         finally:
-            self.wind_down()
-            result = self.result()
-            write_result(result, self.study.folder)
+            answers = self.end_slices()  # before anything is kept, which a full disk or a locked file may prevent
+            try:
+                self.wind_down(answers)
+            finally:
+                result = self.result()
+                write_result(result, self.study.folder)
         return result
 
     def take_over(self) -> None:
         """Close what an earlier coordinator left open: told where the answer is complete, else lost."""
         for record in [record for record in self.records.values() if record.state is State.RUNNING]:
-            self._keep(left_behind(record, trial_folder(self.study.folder, record.number)))
+            folder = trial_folder(self.study.folder, record.number)
+            end_abandoned(folder / "log.txt")
+            self._keep(left_behind(record, folder))
 
     def run(self, caught: Sequence[int]) -> None:
         """Until the search has finished and nothing runs; ``caught`` are the signals that came."""
@@ -193,14 +191,21 @@ class _Loop:
             assert self.running, f"{step} with nothing running would wait for ever"
             self._wait()
 
-    def wind_down(self) -> None:
-        """Nothing runs and all is kept afterwards, whatever ended the loop; a slice that does not end is abandoned."""
+    def end_slices(self) -> list[_Ended]:
+        """What the running slices come back with when they are told to end; one that does not will be abandoned."""
+        answers: list[_Ended] = []
         if self.running:
             self.stop.set()
         limit = self.clock.now() + WIND_DOWN_SECONDS
-        while self.running and (left := limit - self.clock.now()) > 0:
+        while self.running.keys() - {ended.number for ended in answers} and (left := limit - self.clock.now()) > 0:
             if ended := self.clock.get(self.ended, left):
-                self._close(ended)
+                answers.append(ended)
+        return answers
+
+    def wind_down(self, answers: Sequence[_Ended]) -> None:
+        """Keep what ended last."""
+        for ended in answers:
+            self._close(ended)
         self._abandon(Stopped(reason="interrupted"))
         self._save_seconds()
 
@@ -213,7 +218,8 @@ class _Loop:
             records=records,
             derived=derived(study.spec, study.facts, records),
             verdict=verdict(study.spec, study.facts, records),
-            used_seconds=self.used_before + self.saved - self.began,  # as the storage has it
+            brake=brake_reason(records),
+            used_seconds=self.used,  # as the storage has it
             total_seconds=study.spec.budget.seconds,
             best=best_config(study.name, study.spec, study.facts, records),
         )
@@ -242,7 +248,6 @@ class _Loop:
             facts,
             records=records,
             admissible=admissible(spec, facts, records, used),
-            candidates=candidates(spec, facts),
         )
         assert config is not None  # the search asks only while an admissible config is left
         return config
@@ -261,6 +266,7 @@ class _Loop:
             deadline_seconds=self._deadline_seconds(role),
             cache_folder=str(cache_folder(study.spec, study.facts, config, study_folder=study.folder)),
         )
+        request = repeated(request, self._all(), first_number=self.first_number)
         folder = trial_folder(study.folder, number)
         self.records[number] = record
         self.running[number] = _Running(record=record, slot=slot, began=self.clock.now(), request=request)
@@ -268,17 +274,17 @@ class _Loop:
         threading.Thread(target=self._run_slice, args=(number, request, folder), daemon=True).start()
 
     def _deadline_seconds(self, role: Role) -> float:
-        """What the budget leaves for a slice that starts now; the time for confirmations is for these only."""
+        """What the budget leaves for a slice that starts now; confirmations and the probe after them get all of it."""
         study = self.study
         before_confirmations = compile_deadline(study.spec, study.facts, self._all(), self._used())
-        return slice_seconds(self._left(), None if role is Role.CONFIRM else before_confirmations)
+        return slice_seconds(self._left(), None if role in (Role.CONFIRM, Role.PROBE) else before_confirmations)
 
     def _run_slice(self, number: int, request: MeasureRequest, folder: Path) -> None:
         """In a thread of its own: prepare the folders, wait for the executor, leave the answer."""
         study, answer = self.study, None
         seed = seed_folder(study.spec, study.folder.parent) if study.facts.devices[0].type == "cpu" else None
         try:
-            answer = prepare(request, folder, seed) or self.executor.run(request, folder)
+            answer = with_cache_named(prepare(request, folder, seed) or self.executor.run(request, folder), request)
         finally:
             self.ended.put(_Ended(number=number, answer=answer))
 
@@ -286,7 +292,7 @@ class _Loop:
         """For the next answer, at most one tick."""
         if ended := self.clock.get(self.ended, TICK_SECONDS):
             self._close(ended)
-        if self.clock.now() - self.saved >= SAVE_SECONDS:
+        if not 0 <= self.clock.now() - self.saved < SAVE_SECONDS:
             self._save_seconds()
             self.storage.beat(self.study.name)
         left = self._left()
@@ -303,8 +309,8 @@ class _Loop:
         if not isinstance(answer, Measured | Failed):
             answer = machine_failure("the executor broke, see its traceback")
         deadline = running.request.deadline_seconds
-        seconds = self.clock.now() - running.began
-        self._keep(told(running.record, answer, seconds=seconds, deadline_seconds=deadline))
+        seconds = max(0.0, self.clock.now() - running.began)
+        self._keep(told(running.record, answer, self._all(), seconds=seconds, deadline_seconds=deadline))
         self._save_seconds()
 
     def _abandon(self, why: Stopped) -> None:
@@ -312,24 +318,24 @@ class _Loop:
         for running in list(self.running.values()):
             del self.running[running.record.number]
             self.free.append(running.slot)
-            self._keep(stopped(running.record, why, seconds=self.clock.now() - running.began))
+            self._keep(stopped(running.record, why, seconds=max(0.0, self.clock.now() - running.began)))
 
     def _keep(self, record: TrialRecord) -> None:
-        record = with_headroom(record, self.study.spec, self.study.facts)
+        record = with_mfu(with_headroom(record, self.study.spec, self.study.facts), self.study.facts)
         self.storage.close_trial(self.study.name, record)
         self.records[record.number] = record
         self.watch(TrialEnded(record=record))
 
     def _save_seconds(self) -> None:
-        now = self.clock.now()
-        self.storage.add_seconds(self.study.name, now - self.saved)
-        self.saved = now
+        used, now = self._used(), self.clock.now()
+        self.storage.add_seconds(self.study.name, used - self.used)
+        self.used, self.saved = used, now
 
     def _all(self) -> tuple[TrialRecord, ...]:
         return tuple(self.records[number] for number in sorted(self.records))
 
     def _used(self) -> float:
-        return self.used_before + self.clock.now() - self.began
+        return self.used + max(0.0, self.clock.now() - self.saved)  # a clock that goes back gives no time back
 
     def _left(self) -> float | None:
         total = self.study.spec.budget.seconds

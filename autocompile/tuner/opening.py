@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,14 @@ from autocompile.best_file import save
 from autocompile.errors import MachineError, UserError
 from autocompile.executors import Executor
 from autocompile.executors.exits import BUDGET
-from autocompile.records import Failed, FailureKind
+from autocompile.failure_texts import CACHE_FOLDER
+from autocompile.records import Failed, FailureKind, Stage
 from autocompile.search import candidates
 from autocompile.spec import Device, Facts, PreflightRequest, StudySpec, WorkloadSpec
 from autocompile.tuner.events import StudyResult
-from autocompile.tuner.folders import cache_root, copy_seed, seed_folder
+from autocompile.tuner.folders import cache_root, copy_seed, seed_folder, spare_folder
+from autocompile.tuner.leftovers import WORKPLACE, in_use
+from autocompile.tuner.slices import machine_failure
 from autocompile.values import write_aside
 
 if TYPE_CHECKING:
@@ -36,44 +39,60 @@ def preflight(spec: StudySpec, executor: Executor, *, folder_root: Path, devices
     blame, MachineError for all else.
     """
     deadline = min(PREFLIGHT_SECONDS, spec.budget.seconds or PREFLIGHT_SECONDS)
+    request = PreflightRequest(
+        workload=spec.workload,
+        seed=spec.seed,
+        devices=tuple(devices),
+        deadline_seconds=deadline,
+        cache_folder="",
+    )
     seed = seed_folder(spec, folder_root)
-    with _workplace(seed.parent) as folder:
-        cache = seed if seed.is_dir() else Path(folder) / "seed"
-        request = PreflightRequest(
-            workload=spec.workload,
-            seed=spec.seed,
-            devices=tuple(devices),
-            deadline_seconds=deadline,
-            cache_folder=str(cache.absolute()),
-        )
-        answer = executor.run(request, Path(folder))
-        if isinstance(answer, Facts):
-            if answer.devices[0].type == "cpu":
-                copy_seed(cache, seed)
-            return answer
-    assert isinstance(answer, Failed)
+    answer = _answered(executor, request, seed)
+    if isinstance(answer, Failed) and answer.failure.subkind == CACHE_FOLDER:
+        again = _answered(executor, request, spare_folder(seed))
+        if isinstance(again, Failed) and again.failure.subkind == CACHE_FOLDER:
+            raise MachineError(f"{answer.failure.message}; {again.failure.message}")
+        answer = again
+    if isinstance(answer, Facts):
+        return answer
     failure = answer.failure
     if failure.kind is FailureKind.WORKLOAD_ERROR:
         raise UserError(f"{failure.message} ({failure.where})" if failure.where else failure.message)
     if failure.subkind == BUDGET and deadline < PREFLIGHT_SECONDS:
-        raise UserError(f"budget: checking machine and workload took longer than its {deadline:.0f} s; give more")
+        limit = f"its {deadline:.0f} s (stage {failure.stage})"
+        raise UserError(f"budget: checking machine and workload took longer than {limit}; give more")
+    if failure.subkind == BUDGET and failure.stage is Stage.COMPILE:
+        raise MachineError(f"compiling two lines did not end: {failure.message}; look at the compiler (CXX, CC)")
     raise MachineError(failure.message)
 
 
-@contextmanager
-def _workplace(caches: Path) -> Iterator[str]:
+def _answered(executor: Executor, request: PreflightRequest, seed: Path) -> Failed | Facts:
+    """The preflight's answer with its caches where these will lie; on a CPU it leaves them as the seed of others."""
+    try:
+        workplace = _workplace(seed.parent)
+    except OSError as error:
+        return machine_failure(f"cannot write where the caches shall lie: {error}", subkind=CACHE_FOLDER)
+    with workplace as folder, in_use(Path(folder)):
+        cache = seed if seed.is_dir() else Path(folder) / "seed"
+        answer = executor.run(request.model_copy(update={"cache_folder": str(cache.absolute())}), Path(folder))
+        if isinstance(answer, Facts) and answer.devices[0].type == "cpu":
+            try:
+                copy_seed(cache, seed)
+            except OSError:  # the first slice there will say why, and those after it work in the spare one
+                with suppress(OSError):
+                    copy_seed(cache, spare_folder(seed))
+    assert isinstance(answer, Failed | Facts)
+    return answer
+
+
+def _workplace(caches: Path) -> tempfile.TemporaryDirectory[str]:
     """A folder for the preflight on the disk where the caches will lie, which it checks; it does not remain.
 
     The system's own where that path holds a blank: torch cannot compile there for a CPU, which `open_study` explains.
     """
     near = next(path for path in (caches.absolute(), *caches.absolute().parents) if path.is_dir())
     parent = None if any(letter.isspace() for letter in str(near)) else near
-    try:
-        made = tempfile.TemporaryDirectory(dir=parent, prefix=".autocompile-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise MachineError(f"cannot write where the studies shall lie: {error}") from error
-    with made as folder:
-        yield folder
+    return tempfile.TemporaryDirectory(dir=parent, prefix=WORKPLACE, ignore_cleanup_errors=True)
 
 
 def open_study(spec: StudySpec, *, name: str | None, storage: Storage, facts: Facts, folder_root: Path) -> str:

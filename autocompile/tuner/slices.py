@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,7 +20,8 @@ from autocompile.records import (
     Stopped,
     TrialRecord,
 )
-from autocompile.search import tight_memory
+from autocompile.search import state_after, tight_memory
+from autocompile.search.canonical import key
 from autocompile.spec import FULL_DEPTH, Facts, StudySpec
 
 COMPILE_SECONDS = 900.0
@@ -40,14 +42,27 @@ def slice_seconds(left: float | None, before_confirmations: float | None) -> flo
     return min(SLICE_SECONDS, max(min(mine, left), 1.0))
 
 
-def told(running: TrialRecord, outcome: Outcome, *, seconds: float | None, deadline_seconds: float) -> TrialRecord:
-    """The trial with its outcome. A slice that we ended says nothing about its config, so it has none."""
+def told(
+    running: TrialRecord,
+    outcome: Outcome,
+    records: Sequence[TrialRecord] = (),
+    *,
+    seconds: float | None,
+    deadline_seconds: float,
+) -> TrialRecord:
+    """The trial with its outcome. A slice that we ended says nothing about its config, so it has none.
+
+    ``records`` are the study's: a config that fails once more may be judged otherwise.
+    """
     update: dict[str, object] = {"seconds": seconds}
     match outcome:
         case Measured(measurement=measurement):
             update |= {"state": State.COMPLETE, "outcome": outcome}
             if running.fidelity == FULL_DEPTH:
                 update |= {"value": measurement.tokens_per_second, "value_source": "measured"}
+        case Failed(failure=failure) if failure.subkind == BUDGET and failure.kind is FailureKind.COMPILE_TIMEOUT:
+            cut = Stopped(reason="budget", bound=seconds)  # with more of it the same config may be tried again
+            update |= {"state": State.PRUNED, "outcome": outcome, "stopped": cut}
         case Failed(failure=failure) if failure.subkind == INTERRUPTED:
             return stopped(running, Stopped(reason="interrupted"), seconds=seconds)
         case Failed(failure=failure) if failure.subkind == BUDGET and deadline_seconds < SLICE_SECONDS:
@@ -57,8 +72,8 @@ def told(running: TrialRecord, outcome: Outcome, *, seconds: float | None, deadl
             hang = Failure(kind=FailureKind.HANG, stage=failure.stage, message=message)
             update |= {"state": State.PRUNED, "outcome": Failed(failure=hang)}
         case Failed(failure=failure):
-            state = State.FAIL if failure.kind.blames_machine else State.PRUNED
-            update |= {"state": state, "outcome": outcome}
+            attempts = [record for record in records if key(record.config) == key(running.config)]
+            update |= {"state": state_after(failure, attempts), "outcome": outcome}
     return running.model_copy(update=update)
 
 
@@ -69,6 +84,15 @@ def with_headroom(record: TrialRecord, spec: StudySpec, facts: Facts) -> TrialRe
         return record
     degraded = tuple(dict.fromkeys((*found.measurement.degraded, "tight_memory")))
     measurement = found.measurement.model_copy(update={"degraded": degraded})
+    return record.model_copy(update={"outcome": found.model_copy(update={"measurement": measurement})})
+
+
+def with_mfu(record: TrialRecord, facts: Facts) -> TrialRecord:
+    """With its arithmetic as a share of what the device was found to reach, which a slice does not know either."""
+    found, ceiling = record.outcome, facts.matmul_flops_per_second
+    if not isinstance(found, Measured) or found.measurement.model_flops_per_second is None or not ceiling:
+        return record
+    measurement = found.measurement.model_copy(update={"mfu": found.measurement.model_flops_per_second / ceiling})
     return record.model_copy(update={"outcome": found.model_copy(update={"measurement": measurement})})
 
 
@@ -87,6 +111,7 @@ def left_behind(running: TrialRecord, folder: Path) -> TrialRecord:
     return told(running, answer, seconds=None, deadline_seconds=0.0)
 
 
-def machine_failure(message: str) -> Failed:
+def machine_failure(message: str, *, subkind: str | None = None) -> Failed:
     """Of a slice that never came to run."""
-    return Failed(failure=Failure(kind=FailureKind.INFRASTRUCTURE, stage=Stage.BUILD, message=message))
+    kind = FailureKind.INFRASTRUCTURE
+    return Failed(failure=Failure(kind=kind, subkind=subkind, stage=Stage.BUILD, message=message))

@@ -39,9 +39,10 @@ class WorkloadError(Exception):
 class MachineFault(Exception):
     """This machine cannot run the workload; the message names what is missing and how to mend it."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, subkind: str | None = None) -> None:
         super().__init__(message)
         self.message = message
+        self.subkind = subkind  # of the failure it becomes
 
 
 @dataclass(frozen=True, kw_only=True)

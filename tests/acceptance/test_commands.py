@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 import yaml
 
 from tests.contract.fake_child import make_python
-from tests.contract.test_storage import SERVERS, throw_away
+from tests.contract.test_storage import running_server, throw_away
 
 ROOT = Path(__file__).parents[2]
 STUDY = "first"
@@ -44,16 +43,8 @@ def here(tmp_path: Path) -> Path:
 @pytest.fixture
 def database() -> Iterator[str]:
     """A throw-away database on a PostgreSQL server."""
-    for url in SERVERS:
-        engine = sa.create_engine(url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
-        try:
-            engine.connect().close()
-        except sa.exc.OperationalError:
-            continue
-        with throw_away(engine) as made:
-            yield made
-        return
-    pytest.skip(f"no PostgreSQL server at {' or '.join(SERVERS)}")
+    with throw_away(running_server()) as made:
+        yield made
 
 
 def words(here: Path, *more: object, **options: object) -> list[str]:
@@ -76,10 +67,10 @@ def started(here: Path, arguments: Sequence[str]) -> Iterator[subprocess.Popen[s
         process.communicate()
 
 
-def run(here: Path, *arguments: str) -> tuple[int, str, str]:
+def run(here: Path, *arguments: str, timeout: float = 60) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
     with started(here, arguments) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=timeout)
         return process.returncode, out, err
 
 

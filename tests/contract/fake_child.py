@@ -14,10 +14,12 @@ Options of the workload (`--set workload.NAME=VALUE`) change that:
     fake_oom_above=32      larger micro-batches answer with an `oom` failure
     fake_share=0.97        progress.json reports a device this full
     fake_preflight=KIND    the preflight answers with a failure of this kind
+    fake_cache_kib=64      each slice leaves so much in its cache folder
     fake=BEHAVIOUR         what measure requests do instead, see BEHAVIOURS
     fake_when=KNOB=VALUE,...   ... only for configs with these values
     fake_once=true         ... only the first time for each cache folder
     fake_text=TEXT         what `text`, `crash` and `kill` print first
+    fake_texts=FILE        ... of which each takes the first of this file's JSON list, while there is one
     fake_kind=KIND         what kind of failure `failure` answers with (workload_error)
 """
 
@@ -107,6 +109,8 @@ def preflight(folder, options):
 
 
 def measure(folder, request, options):
+    with open(os.path.join(request["cache_folder"], "compiled"), "wb") as file:
+        file.write(os.urandom(1024) * options.get("fake_cache_kib", 0))
     if is_chosen(request, options):
         BEHAVIOURS[options["fake"]](folder, request, options)
         return
@@ -124,6 +128,10 @@ def is_chosen(request, options):
         knob, _, value = part.partition("=")
         if str(request["config"][knob]).lower() != value.lower():
             return False
+    if "fake_texts" in options:
+        with open(options["fake_texts"]) as file:
+            if not json.load(file):
+                return False
     if options.get("fake_once"):
         marker = os.path.join(request["cache_folder"], "fake-was-here")
         if os.path.exists(marker):
@@ -216,22 +224,32 @@ def hang_in_step(folder, request, options):
     time.sleep(600)
 
 
+def say(options):
+    words = options.get("fake_text", "")
+    if "fake_texts" in options:
+        with open(options["fake_texts"]) as file:
+            words, *rest = json.load(file)
+        with open(options["fake_texts"], "w") as file:
+            json.dump(rest, file)
+    print(words, flush=True)
+
+
 def text(folder, request, options):
     """Print and exit 1 without an answer."""
     progress(folder, options, "warmup", 1)
-    print(options.get("fake_text", ""), flush=True)
+    say(options)
     sys.exit(1)
 
 
 def kill(folder, request, options):
     progress(folder, options, "warmup", 1)
-    print(options.get("fake_text", ""), flush=True)
+    say(options)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def crash(folder, request, options):
     progress(folder, options, "warmup", 1)
-    print(options.get("fake_text", ""), flush=True)
+    say(options)
     signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGSEGV)
 
@@ -250,7 +268,29 @@ def hang_at_exit(folder, request, options):
     time.sleep(600)
 
 
-def leave_children(folder, request, options):
+def slow(folder, request, options):
+    """Ten minutes of work that goes on all the time."""
+    train(folder, {**options, "fake_seconds": 600})
+    answer(folder, measurement(request["config"]))
+
+
+def chatter(folder, request, options):
+    """Some 40 MiB of output."""
+    print("the first line")
+    for number in range(40):
+        print(f"{number:1048575d}", flush=True)
+        time.sleep(0.01)
+    print("the last line", flush=True)
+    answer(folder, measurement(request["config"]))
+
+
+def hang_with_children(folder, request, options):
+    leave_children(folder, request, options, answered=False)
+    progress(folder, options, "warmup", 1)
+    time.sleep(600)
+
+
+def leave_children(folder, request, options, answered=True):
     """A child in a session of its own, and one whose parent is gone besides; their pids in grandchildren.txt."""
     with open(os.path.join(folder, "grandchildren.txt"), "w") as file:
         for orphan in (False, True):
@@ -265,7 +305,8 @@ def leave_children(folder, request, options):
             file.write(os.read(read, 32).decode() + "\n")
             if orphan:
                 os.waitpid(child, 0)
-    answer(folder, measurement(request["config"]))
+    if answered:
+        answer(folder, measurement(request["config"]))
 
 
 BEHAVIOURS = {
@@ -280,7 +321,10 @@ BEHAVIOURS = {
     "half_written": half_written,  # an outcome.json that ends in the middle
     "facts_instead": facts_instead,  # an answer of the wrong type
     "hang_at_exit": hang_at_exit,  # answer, then sleep
+    "chatter": chatter,  # 40 MiB of output, then an answer
+    "slow": slow,  # steps for ten minutes, then an answer
     "leave_children": leave_children,  # answer, and leave two grandchildren with sessions of their own
+    "hang_with_children": hang_with_children,  # the same without an answer or an end
 }
 
 if __name__ == "__main__":

@@ -44,12 +44,12 @@ def inductor_seed() -> Path:
 def measure(tmp_path: Path, inductor_seed: Path):
     """Run one slice with these knobs, from a cache that holds no compiled code."""
 
-    def run(workload: WorkloadSpec, **knobs: KnobValue) -> Outcome:
+    def run(workload: WorkloadSpec, *, compile_threads: int | None = None, **knobs: KnobValue) -> Outcome:
         cache = tmp_path / "cache"
         copy_seed(inductor_seed, cache)
         (tmp_path / "slice").mkdir()
         request = MeasureRequest(
-            workload=workload.model_copy(update={"device": "cpu", "precision": Precision.FP32}),
+            workload=workload.model_copy(update={"device": "cpu", "precision": workload.precision or Precision.FP32}),
             config={**defaults(), "micro_batch": 2, **knobs},
             role=Role.SEARCH,
             fidelity=Fidelity(layers=2),
@@ -57,6 +57,7 @@ def measure(tmp_path: Path, inductor_seed: Path):
             devices=(),
             deadline_seconds=240,
             cache_folder=str(cache),
+            compile_threads=compile_threads,
         )
         answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
         assert isinstance(answer, Measured | Failed)

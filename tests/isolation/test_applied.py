@@ -166,6 +166,44 @@ def test_check_names_what_was_not_called_and_another_length(
     )
 
 
+class Tower(torch.nn.Module):
+    """Two equal blocks between layers of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 8)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+        self.config = type("Config", (), {"model_type": "llama"})()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.sum()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # dynamo looks at its inputs
+@pytest.mark.parametrize("scope", ["model", "layer"])
+def test_weights_of_a_compiled_model_fit_a_plain_one(
+    tmp_path: Path, inductor_seed: Path, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    copy_seed(inductor_seed, tmp_path / "cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    save(best({"scope": scope}), tmp_path / "best.yaml")
+    model, plain, inputs = Tower(), Tower(), torch.ones(2, 32, 4)
+    applied = autocompile.apply(model, tmp_path / "best.yaml")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(inputs).backward()
+    optimizer.step()
+    graphs = applied.check().graphs
+    assert list(graphs) == [f"{scope}:{'Tower' if scope == 'model' else 'Linear'}"] and all(graphs.values())
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    weights = torch.load(tmp_path / "weights.pt")
+    assert not [key for key in weights if "_orig_mod" in key]
+    plain.load_state_dict(weights, strict=True)
+    assert plain(inputs).item() == pytest.approx(model(inputs).item())
+
+
 def test_a_scope_that_the_model_does_not_have_changes_nothing(tmp_path: Path) -> None:
     save(best({"scope": "attention", "sdpa": "math"}), tmp_path / "best.yaml")
     before = torch.backends.cuda.flash_sdp_enabled()

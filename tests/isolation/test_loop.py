@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -32,7 +33,8 @@ from autocompile.spec import (
     WorkloadSpec,
 )
 from autocompile.storage import Storage
-from autocompile.tuner import Event, Interrupted, StudyResult, TrialEnded, TrialStarted, tune
+from autocompile.tuner import Event, Interrupted, StudyResult, Tick, TrialEnded, TrialStarted, tune
+from autocompile.tuner.loop import SAVE_SECONDS
 from tests.contract import fake_child
 
 T = TypeVar("T")
@@ -75,7 +77,7 @@ class Simulated:
 
     clock: SimulatedClock
     stop: threading.Event
-    seconds: float | None = 10.0
+    seconds: float | None = 3.0
     running: set[tuple[int, ...]] = field(default_factory=set)
     together: list[int] = field(default_factory=list)
     requests: list[MeasureRequest] = field(default_factory=list)
@@ -105,7 +107,7 @@ def run(
     folder: Path,
     spec: StudySpec,
     *,
-    seconds: float | None = 10.0,
+    seconds: float | None = 3.0,
     slots: Sequence[tuple[int, ...]] = ((0,), (1,)),
     events: list[Event] | None = None,
     used: float = 0.0,
@@ -221,6 +223,50 @@ def test_setting_stop_ends_all_slots(tmp_path: Path) -> None:
             )
         assert interruption.value.exit_code == 130
         assert State.RUNNING not in {record.state for record in storage.records("study")}
+
+
+class JumpingClock(SimulatedClock):
+    """One that is set back by an hour, and later forward by an hour."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._jumps = {30: -3600.0, 60: 3600.0}
+        self._looks = 0
+
+    def get(self, queue: SimpleQueue[T], seconds: float) -> T | None:
+        self._looks += 1
+        self._now += self._jumps.pop(self._looks, 0.0)
+        return super().get(queue, min(seconds, 1.0))
+
+
+def test_a_clock_that_jumps_gives_no_time_back_and_leaves_nothing_open(tmp_path: Path) -> None:
+    clock, stop, used = JumpingClock(), threading.Event(), [0.0]
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Tick):
+            used.append(event.seconds_used)
+
+    with Storage.open(f"sqlite:///{tmp_path / 'study.db'}") as storage:
+        storage.create("study", SPEC, FACTS)
+        result = tune(
+            SPEC,
+            name="study",
+            storage=storage,
+            executor=Simulated(clock, stop),
+            folder=tmp_path / "study",
+            slots=((0,),),
+            stop=stop,
+            clock=clock,
+            watch=watch,
+        )
+        assert storage.records("study") == list(result.records)
+        stored = storage.load("study")
+        assert stored is not None
+        assert stored.used_seconds == pytest.approx(result.used_seconds)
+    assert all(later >= earlier - SAVE_SECONDS for earlier, later in itertools.pairwise(used))
+    assert State.RUNNING not in {record.state for record in result.records}
+    assert all(record.seconds is None or record.seconds >= 0 for record in result.records)
+    assert result.best is not None
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -112,6 +112,7 @@ def test_the_facts_of_a_catalogue_model(found: dict[str, Answer]) -> None:
     assert device.name in Path("/proc/cpuinfo").read_text()
     assert facts.environment["torch"] == torch.__version__
     assert {"gpu", "python", "transformers", "peft", "cpu"} <= facts.environment.keys()
+    assert facts.matmul_flops_per_second is not None and facts.matmul_flops_per_second > 1e8
 
 
 def test_the_facts_of_a_script(found: dict[str, Answer]) -> None:
@@ -155,19 +156,6 @@ def test_the_seed_holds_the_probe_of_vector_instructions(
     environment = {**os.environ, "CXX": str(counting_compiler), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
     subprocess.run([sys.executable, "-c", PROBE], env=environment, check=True)
     assert (n_built(counting_compiler) > before) is builds
-
-
-@pytest.mark.usefixtures("found")
-def test_a_missing_compiler_is_named_even_where_a_warm_cache_would_hide_it(seed: Path) -> None:
-    (answer,) = ask(request(seed, model="tiny-llama", device="cpu"), CXX="/nonexistent")
-    assert answer.get("fault") == "MachineFault"
-    assert answer["message"] == "no working C++ compiler: install g++ or set CXX (now CXX=/nonexistent)"
-
-
-def test_a_path_without_a_compiler(tmp_path: Path) -> None:
-    (answer,) = ask(request(tmp_path, model="tiny-llama", device="cpu"), PATH="/nowhere")
-    assert answer.get("fault") == "MachineFault"
-    assert answer["message"] == "no working C++ compiler: install g++ or set CXX"
 
 
 def test_a_compiler_that_builds_nothing_is_named_with_its_error(tmp_path: Path) -> None:

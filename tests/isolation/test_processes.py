@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from autocompile.processes import started
+from autocompile.processes import end_abandoned, started
 
 # Each program starts one process that would outlive it by ten minutes, writes its pid, and does as its name says.
 SLEEP = "import time; time.sleep(600)"
@@ -116,6 +117,57 @@ with started([sys.executable, "-c", {inner!r}], environment=os.environ, log=Path
         while "closed" not in log.read_text() and time.monotonic() < deadline:
             time.sleep(0.01)
     assert log.read_text().endswith("closed\n")
+
+
+KILLED_STARTER = """
+import os, time
+from pathlib import Path
+from autocompile.processes import started
+log = Path({log!r})
+with started([{python!r}, "-c", {program!r}], environment=os.environ, log=log):
+    while "\\n" not in log.read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def kill_the_starter_of(program: str, folder: Path) -> Path:
+    """The log of a program that prints the pid of a child of its own and whose starter was killed then."""
+    log = folder / "log.txt"
+    code = KILLED_STARTER.format(log=str(log), python=sys.executable, program=program)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, timeout=30, check=False)
+    assert killed.returncode == -9
+    return log
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(child(True) + "print(os.getpid(), flush=True); time.sleep(600)", id="it still runs"),
+        pytest.param(child(True), id="only its child does, in a session of its own"),
+    ],
+)
+def test_what_a_killed_starter_left_is_ended_by_who_knows_its_log(program: str, tmp_path: Path) -> None:
+    log = kill_the_starter_of(program, tmp_path)
+    pids = [int(line) for line in log.read_text().split()]
+    with started([sys.executable, "-c", SLEEP], environment=os.environ, log=tmp_path / "other.txt") as bystander:
+        assert is_alive(pids[0])
+        for _ in range(2):
+            end_abandoned(log)
+            assert not any(is_alive(pid) for pid in pids)
+        end_abandoned(tmp_path / "never.txt")
+        assert is_alive(bystander.pid)
+
+
+def test_a_child_whose_starter_was_killed_ends_with_its_own_children(tmp_path: Path) -> None:
+    end = "from autocompile.processes import end_own_tree; sys.stdin.read(); end_own_tree()"
+    log = kill_the_starter_of(child(True) + end, tmp_path)
+    pid = int(wait_for_line(log))
+    deadline = time.monotonic() + 20
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not is_alive(pid)
 
 
 def test_no_such_program(tmp_path: Path) -> None:

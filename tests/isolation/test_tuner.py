@@ -148,13 +148,14 @@ def test_a_killed_coordinator_loses_the_slice_in_flight_and_runs_it_again_once(t
 
 
 def test_a_complete_answer_of_a_killed_coordinator_is_told(tmp_path: Path) -> None:
-    with coordinator(tmp_path, {"trials": 3, "fake": "hang_at_exit", "fake_when": "scope=layer"}) as process:
+    hang = {"fake": "hang_at_exit", "fake_when": "scope=layer", "fake_once": True}
+    with coordinator(tmp_path, {"trials": 3, **hang}) as process:
         wait_until(lambda: slices_of(tmp_path) and (tmp_path / NAME / "trials" / "1" / "outcome.json").exists())
         process.kill()
         process.wait(15)
     assert [record.state for record in kept(tmp_path)] == [State.COMPLETE, State.RUNNING]
     wait_until(lambda: not slices_of(tmp_path))
-    result = run(tmp_path, spec(trials=2, fake="hang_at_exit", fake_when="scope=layer"))
+    result = run(tmp_path, spec(trials=2, **hang))
     assert Counter(str(record.config) for record in searched(result.records)).most_common(1)[0][1] == 1
     assert result.records[1].value == pytest.approx(1500)
 

@@ -111,6 +111,22 @@ def measured(
     )
 
 
+def confirmed(number: int, settings: Config, speed: float, **fields: object) -> TrialRecord:
+    return measured(number, settings, speed, role=Role.CONFIRM, **fields)
+
+
+def confirmations(first: int, *arms: tuple[Config, Sequence[float]], **fields: object) -> list[TrialRecord]:
+    """Blocks in which each config runs in the given order, with one of its speeds in each; the last may lack some."""
+    blocks = range(max(len(speeds) for _, speeds in arms))
+    runs = [(settings, speeds[n]) for n in blocks for settings, speeds in arms if n < len(speeds)]
+    return [confirmed(first + n, settings, speed, **fields) for n, (settings, speed) in enumerate(runs)]
+
+
+def noisy(speed: float, n: int, noise: float) -> list[float]:
+    """That much above and below it in turns."""
+    return [speed * (1 + noise * (-1) ** k) for k in range(n)]
+
+
 def failed(
     number: int,
     settings: Config,
@@ -142,6 +158,8 @@ def running(number: int, settings: Config, *, role: Role = Role.SEARCH) -> Trial
 
 
 Oracle = Callable[[Config, Role], tuple[Outcome, float]]
+ALONE = (Role.CONFIRM, Role.PROBE)  # what is claimed is measured with nothing beside it
+MANY_SLICES = 500  # more than any of the simulated studies needs: a planner that never ends is found out
 
 
 @dataclass(frozen=True)
@@ -179,6 +197,9 @@ def simulate(
         match step:
             case Measure(config=chosen, role=role):
                 number = len(records)
+                beside = [records[other].role for other in ends]
+                assert not (beside and {role, *beside} & set(ALONE)), f"{role} beside {beside}"
+                assert number < MANY_SLICES
                 outcome, seconds = oracle(chosen, role)
                 cut = limit is not None and now + seconds > limit
                 n_cut += cut

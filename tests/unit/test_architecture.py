@@ -34,8 +34,10 @@ LEVELS = {
     "knob_table": 1,
     "catalogue": 1,
     "processes": 1,
+    "machine": 1,
     "failure_texts": 1,
     "values": 0.5,
+    "files": 0,
     "errors": 0,
     "place": 0,
     "": 0,  # the package itself: its version

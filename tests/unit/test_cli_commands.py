@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import sqlite3
 
 import pytest
 import yaml
@@ -166,10 +167,63 @@ def test_models_lists_the_catalogue(run):
     assert "tiny-llama" in out
 
 
-def test_doctor_names_what_it_found(run):
-    _, out, _ = run("doctor")
-    assert "C++ compiler" in out
-    assert "torch" in out
+def test_doctor_names_what_it_found_and_leaves_nothing(run, here, tmp_path_factory):
+    code, out, err = run("doctor", "--python", make_python(tmp_path_factory.mktemp("python")))
+    assert code == 0, err
+    for what in ("torch", "triton", "GPU", "C++ compiler", "cache folder", "database", "works on Fake CPU"):
+        assert what in out
+    assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "cure"),
+    [
+        pytest.param({"CXX": "/nonexistent"}, "CXX=/nonexistent is no program that runs: unset CXX", id="CXX is wrong"),
+        pytest.param({"PATH": ""}, "no C++ compiler found: install g++", id="no compiler at all"),
+    ],
+)
+def test_doctor_says_what_to_do_without_a_compiler(run, here, monkeypatch, variables, cure):
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run("doctor")
+    assert (code, err.count("\n")) == (3, 1), "one line, before anything is compiled"
+    assert cure in err
+    assert "missing" in out
+
+
+def test_doctor_says_what_to_do_about_the_cache_folder(run, here):
+    (here / "studies").touch()
+    code, _, err = run("doctor")
+    assert code == 3
+    assert f"cache folder {here}/studies: it is a file: move it away" in err
+    (here / "a blank").mkdir()
+    os.chdir(here / "a blank")
+    assert "torch cannot compile for a CPU where the path holds a blank" in run("doctor")[2]
+
+
+def test_doctor_asks_the_database(run, here):
+    (here / "no.db").write_text("no database")
+    code, _, err = run("doctor", "--storage", "sqlite:///no.db")
+    assert code == 3
+    assert "file is not a database: move no.db away" in err
+    code, _, err = run("doctor", "--storage", "postgresql+psycopg://me:secret@127.0.0.1:1/x")
+    assert code == 3
+    assert "Connection refused: start the server, or mend host, port, user and database" in err
+    assert "secret" not in err
+    assert run("doctor", "--storage", "nowhere")[0] == 2
+
+
+def test_doctor_does_not_wait_long_for_a_locked_database(run, here):
+    holder = sqlite3.connect(here / "studies.db", isolation_level=None)
+    holder.execute("CREATE TABLE x (y)")
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        code, _, err = run("doctor", "--storage", "sqlite:///studies.db")
+    finally:
+        holder.close()
+    assert code == 3
+    assert "database is locked: another program holds it" in err
 
 
 def test_the_version(run):

@@ -35,6 +35,10 @@ def watched(seen: list[tuple[float, Stage, int]]) -> Pace:
         pytest.param(SLOW_STEPS, 229, None, id="a slow step may take 20 median ones"),
         pytest.param(SLOW_STEPS, 230, (Overdue.STEP, 200), id="and no more"),
         pytest.param([(4, MEASURE, 1)], 64, (Overdue.STEP, 60), id="a slice that tells of no compile"),
+        pytest.param([*QUICK, (9, CHECK, 3), (10, COMPILE, 6)], 909, None, id="the check may compile a copy"),
+        pytest.param(
+            [*QUICK, (9, CHECK, 3), (10, COMPILE, 6)], 910, (Overdue.STEP, 900), id="but no longer than the model"
+        ),
         pytest.param([*QUICK, (9, CHECK, 3)], 69, (Overdue.STEP, 60), id="the check hangs"),
         pytest.param(
             [(0, COMPILE, 0), (100, WARMUP, 1), (100.2, WARMUP, 2)], 399, None, id="warm-up may compile once more"
@@ -47,6 +51,17 @@ def watched(seen: list[tuple[float, Stage, int]]) -> Pace:
 )
 def test_overdue(seen: list[tuple[float, Stage, int]], now: float, late: tuple[Overdue, float] | None) -> None:
     assert overdue(watched(seen), Limits(), deadline_seconds=3600, now=now) == late
+
+
+@pytest.mark.parametrize(
+    ("now", "late"),
+    [
+        pytest.param(24.9, None, id="two thirds of the slice's time are for its first step"),
+        pytest.param(25, (Overdue.COMPILE, 20), id="the rest is for measuring, so it may not take more"),
+    ],
+)
+def test_a_short_slice_leaves_time_to_measure(now: float, late: tuple[Overdue, float] | None) -> None:
+    assert overdue(watched([(0, BUILD, 0), (5, COMPILE, 0)]), Limits(), deadline_seconds=30, now=now) == late
 
 
 def test_the_same_progress_read_again_changes_nothing() -> None:

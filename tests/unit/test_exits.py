@@ -6,33 +6,12 @@ import pytest
 
 from autocompile.executors.deadlines import Overdue
 from autocompile.executors.exits import BUDGET, INTERRUPTED, Ending, failure_of
+from autocompile.failure_texts import CACHE_FOLDER, COMPILE_WORKERS, NO_COMPILER
 from autocompile.records import Failure, FailureKind, Progress, Stage
+from tests.unit.failure_lines import DISGUISED, NEVER_OOM, PLAIN
 
 GIB = 1 << 30
 DEVICE = 80 * GIB
-
-DISGUISED = [
-    "RuntimeError: CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",
-    "torch.AcceleratorError: cudaErrorMemoryAllocation",
-    "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
-    "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
-    "RuntimeError: GET was unable to find an engine. Unable to find an engine to execute this computation",
-    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1156',
-    "!handles_.at(i) INTERNAL ASSERT FAILED",
-    "RuntimeError: CUDA driver error: device not ready",
-    "node1: NCCL WARN Cuda failure 'out of memory'",
-    "NCCL WARN Failed to CUDA calloc 6291456 bytes",
-    "Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp",
-    "terminate called after throwing an instance of 'c10::Error'",
-]
-NEVER_OOM = [
-    "RuntimeError: CUDA error: device-side assert triggered",
-    "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 101376",
-    "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 109951162777 bytes. Error code 12",
-    "OSError: [Errno 98] Address already in use",
-]
 
 
 def failure(status: int, log: str = "", *, share: float | None = None, told: bool = True) -> Failure:
@@ -50,6 +29,11 @@ def test_a_disguised_text_is_out_of_memory_on_a_full_device_only(log: str, statu
     assert failure(status, log).kind is FailureKind.GPU_FAULT
     plain = f"torch.OutOfMemoryError: CUDA out of memory.\n{log}"
     assert failure(status, plain, share=0.20).kind is FailureKind.OOM
+
+
+@pytest.mark.parametrize("log", PLAIN)
+def test_a_plain_text_is_out_of_memory_on_any_device(log: str) -> None:
+    assert failure(1, log, share=0.20).kind is FailureKind.OOM
 
 
 @pytest.mark.parametrize("log", NEVER_OOM)
@@ -74,7 +58,31 @@ def test_a_text_that_is_never_out_of_memory(log: str) -> None:
         pytest.param(1, "CUBLAS_STATUS_EXECUTION_FAILED", FailureKind.GPU_FAULT, id="any cuBLAS status"),
         pytest.param(1, "an illegal memory access was encountered", FailureKind.GPU_FAULT, id="illegal access"),
         pytest.param(1, NEVER_OOM[2], FailureKind.HOST_OOM, id="the host's allocator"),
-        pytest.param(1, NEVER_OOM[3], FailureKind.INFRASTRUCTURE, id="a port in use"),
+        pytest.param(-6, NEVER_OOM[3], FailureKind.HOST_OOM, id="the host's allocator, uncaught"),
+        pytest.param(1, NEVER_OOM[4], FailureKind.INFRASTRUCTURE, id="a port in use"),
+        pytest.param(-6, "terminate called ...'std::bad_alloc'", FailureKind.HOST_OOM, id="no memory in C++"),
+        pytest.param(1, "OSError: [Errno 12] Cannot allocate memory", FailureKind.HOST_OOM, id="no memory to fork"),
+        pytest.param(1, NEVER_OOM[1], FailureKind.COMPILE_ERROR, id="shared memory of the chip"),
+        pytest.param(
+            1, "torch._dynamo.exc.FailOnRecompileLimitHit: Hard failure", FailureKind.RECOMPILE_STORM, id="limit"
+        ),
+        pytest.param(1, "torch._dynamo.exc.Unsupported: Data-dependent", FailureKind.GRAPH_BREAK, id="graph break"),
+        pytest.param(
+            1,
+            "torch._dynamo.exc.TorchRuntimeError: got RuntimeError('No available kernel.  Aborting execution.')",
+            FailureKind.BACKEND_UNSUPPORTED,
+            id="no attention kernel",
+        ),
+        pytest.param(
+            1, "torch._inductor.exc.InductorError: LoweringException: x", FailureKind.COMPILE_ERROR, id="compiler bug"
+        ),
+        pytest.param(
+            -11,
+            'Fatal Python error: Segmentation fault\n  File "/x/torch/cuda/graphs.py", line 3 in f\n\n'
+            "Extension modules: numpy, cuda_utils (total: 2)",
+            FailureKind.UNKNOWN,
+            id="names of modules say nothing of the GPU",
+        ),
         pytest.param(1, "OSError: [Errno 28] No space left on device", FailureKind.INFRASTRUCTURE, id="disk full"),
         pytest.param(1, "CUDA graphs were skipped\nKeyError: 'x'", FailureKind.UNKNOWN, id="CUDA alone says nothing"),
         pytest.param(0, "", FailureKind.UNKNOWN, id="exit 0 without an answer"),
@@ -103,6 +111,12 @@ def test_a_slice_that_never_began_blames_the_machine(status: int, log: str) -> N
     ("ending", "kind", "subkind"),
     [
         pytest.param(Ending(cause=Overdue.COMPILE, bound=900), FailureKind.COMPILE_TIMEOUT, None, id="no first step"),
+        pytest.param(
+            Ending(cause=Overdue.COMPILE, bound=20, cut_short=True),
+            FailureKind.COMPILE_TIMEOUT,
+            BUDGET,
+            id="no first step in what the budget left",
+        ),
         pytest.param(Ending(cause=Overdue.STEP, bound=60), FailureKind.HANG, None, id="no next step"),
         pytest.param(Ending(cause=Overdue.SLICE, bound=30), FailureKind.INFRASTRUCTURE, BUDGET, id="budget"),
         pytest.param(Ending(interrupted=True), FailureKind.INFRASTRUCTURE, INTERRUPTED, id="interruption"),
@@ -133,6 +147,36 @@ def test_how_full_a_device_is(reserved: int | None, device: int | None, full: bo
     log = "CUBLAS_STATUS_ALLOC_FAILED"
     found = failure_of(ending, progress, log_tail=log, first_stage=Stage.BUILD, device_memory_bytes=100)
     assert found.kind is (FailureKind.OOM if full else FailureKind.GPU_FAULT)
+
+
+@pytest.mark.parametrize(
+    ("log", "subkind"),
+    [
+        pytest.param("OSError: [Errno 28] No space left on device", CACHE_FOLDER, id="disk full"),
+        pytest.param("OSError: [Errno 30] Read-only file system: '/x'", CACHE_FOLDER, id="disk read-only"),
+        pytest.param("x.so: failed to map segment from shared object", CACHE_FOLDER, id="disk mounted noexec"),
+        pytest.param("InvalidCxxCompiler: No working C++ compiler found in None", NO_COMPILER, id="no compiler"),
+        pytest.param("concurrent.futures.process.BrokenProcessPool: A process", COMPILE_WORKERS, id="dead workers"),
+    ],
+)
+def test_what_the_machine_lacks_has_a_name(log: str, subkind: str) -> None:
+    found = failure(1, log)
+    assert (found.kind, found.subkind) == (FailureKind.INFRASTRUCTURE, subkind)
+
+
+def test_the_place_is_the_last_line_of_the_users_code() -> None:
+    frames = [("/lib/python3.11/runpy.py", 88), ("/home/me/train.py", 12), ("/home/me/model.py", 7)]
+    frames += [("/venv/lib/python3.11/site-packages/torch/nn/modules/module.py", 1), ("<string>", 1)]
+    log = "".join(f'  File "{file}", line {line}, in f\n    call()\n' for file, line in frames)
+    assert failure(1, f"Traceback (most recent call last):\n{log}ValueError: x").where == "/home/me/model.py:7"
+    assert failure(1, "ValueError: x").where is None
+
+
+def test_a_crash_is_told_by_its_cause_and_not_by_the_list_of_modules_after_it() -> None:
+    frames = '  File "/home/me/model.py", line 7 in f\n\nExtension modules: numpy\n'
+    found = failure(-11, f"Fatal Python error: Segmentation fault\n\n{frames}")
+    assert found.message == "crashed with SIGSEGV: Fatal Python error: Segmentation fault"
+    assert found.where == "/home/me/model.py:7"
 
 
 def test_the_message_is_one_line_and_ends_with_the_log_s_last_words() -> None:

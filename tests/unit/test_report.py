@@ -14,6 +14,7 @@ from autocompile.records import (
     GraphBreak,
     Measured,
     Measurement,
+    PlannedRun,
     Result,
     Stage,
     State,
@@ -94,6 +95,11 @@ WIN = Verdict(
     speedup_high=1.71,
     break_even_steps=134,
     confirmed_by=(2, 3),
+    rounds=5,
+    by_length=(
+        PlannedRun(steps=500, amount=1_024_000, config=EAGER, seconds=122, eager_seconds=122),
+        PlannedRun(steps=50_000, amount=102_400_000, config=LAYER, seconds=7368, eager_seconds=None),
+    ),
 )
 
 
@@ -106,7 +112,7 @@ def planned(count, steps=None):
     return SPEC.model_copy(update={"planned_tokens": count, "planned_steps": steps})
 
 
-PROVISIONAL = "; provisional: the budget did not hold the confirming round"
+PROVISIONAL = "; provisional: the budget did not hold the confirming runs"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +138,7 @@ PROVISIONAL = "; provisional: the budget did not hold the confirming round"
         pytest.param(
             study(WIN.model_copy(update={"confirmed": False, "confirmed_by": ()})),
             "1.66x faster than eager; 13 s of compile paid back after 134 steps; peak 25.3 of 139.8 GiB" + PROVISIONAL,
-            id="a win that no round confirmed",
+            id="a win that nothing confirmed",
         ),
         pytest.param(
             study(WIN.model_copy(update={"speedup_vs_best_eager": 1.38, "break_even_steps": None})),
@@ -181,11 +187,22 @@ def test_the_verdict_in_one_sentence(found, text):
     assert sentence(found) == text
 
 
-def test_the_allowance_is_named_as_what_it_is():
-    assert interval(WIN) == (
-        "between 1.61x and 1.71x of the best eager config "
-        "(a fixed allowance of 3 % between processes until repeated blocks replace it)"
-    )
+@pytest.mark.parametrize(
+    ("found", "basis"),
+    [
+        pytest.param(WIN, "95 % interval from 5 paired runs in fresh processes", id="confirmed"),
+        pytest.param(
+            WIN.model_copy(update={"confirmed": False, "rounds": 0}),
+            "a fixed allowance of 3 % between single runs",
+            id="provisional",
+        ),
+    ],
+)
+def test_the_interval_is_named_as_what_it_is(found, basis):
+    assert interval(found) == f"between 1.610x and 1.710x of the best eager config ({basis})"
+
+
+def test_there_is_no_interval_where_nothing_was_compared():
     assert interval(Verdict(result=Result.NONE, confirmed=False)) is None
 
 
@@ -346,11 +363,19 @@ def test_the_document_is_scrubbed_to_the_last_string():
 def test_markdown_says_what_failed_and_what_the_compiler_did():
     text = markdown(study(records=(*RECORDS, failed(4, LAYER))), Places())
     assert "# llama2-7b-lora\n\n**1.66x faster than eager; 13 s of compile" in text
-    assert "fixed allowance of 3 % between processes until repeated blocks replace it" in text
+    assert "95 % interval from 5 paired runs in fresh processes" in text
     assert "| 4 | search | pruned | `layer` | oom in warmup: tried to take 2 GiB of 1 GiB |" in text
     assert "- trial 4: graph break at a.py:3: print" in text
     assert 'autocompile.apply(model, "best.yaml")' in text
     assert "| torch | 2.11.0 |" in text
+
+
+def test_markdown_has_a_table_of_the_best_config_by_length_of_the_run():
+    text = markdown(study(), Places())
+    assert "## By length of the run" in text
+    assert "| 500 | 1M | `eager` | 2 min 2 s | 2 min 2 s |" in text
+    assert "| 50,000 | 102.4M | `layer` | 2 h 2 min | - |" in text
+    assert "## By length of the run" not in markdown(study(WIN.model_copy(update={"by_length": ()})), Places())
 
 
 def test_markdown_of_a_loss_does_not_advertise_compile():

@@ -21,9 +21,10 @@ from autocompile.records import (
     TrialRecord,
 )
 from autocompile.sampling import suggest
+from autocompile.search import Ask, Measure, admissible, next_step
 from autocompile.search.canonical import candidates, canonical, key
 from autocompile.space import Config, SearchSpace
-from autocompile.spec import Device, Facts, Role, Search, StudySpec, WorkloadSpec
+from autocompile.spec import Budget, Device, Facts, Role, Search, StudySpec, WorkloadSpec
 
 FACTS = Facts(
     devices=(Device(type="cpu", uuid="cpu", name="CPU", memory_bytes=1),), layers=2, parameters=3, environment={}
@@ -56,7 +57,7 @@ def study(parameters: dict[str, Any], sampler: str = "auto", **fields: Any) -> S
 def ask(
     spec: StudySpec, records: Sequence[TrialRecord] = (), admissible: Callable[[Config], bool] = lambda config: True
 ) -> Config | None:
-    return suggest(spec, FACTS, records=records, admissible=admissible, candidates=candidates(spec, FACTS))
+    return suggest(spec, FACTS, records=records, admissible=admissible)
 
 
 def record(number: int, config: Config, state: State = State.COMPLETE, **fields: Any) -> TrialRecord:
@@ -85,6 +86,26 @@ def test_out_of_memory_teaches_the_sampler(seed: int) -> None:
     records = run(study({**BATCH, **CHECKPOINTING}, seed=1000 * seed), 60, slice_of)
     late = [int(record.config["micro_batch"]) for record in records[20:]]
     assert len(late) == 40
+    assert sum(batch > 32 for batch in late) <= 0.6 * len(late)
+    assert max(record.value or 0 for record in records) == 32
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_out_of_memory_teaches_the_whole_search(seed: int) -> None:
+    """As a study runs: baselines and climbs first, and what a failure rules out is not asked for."""
+    spec = study({**BATCH, **CHECKPOINTING}, seed=1000 * seed, budget=Budget(trials=60))
+    records: list[TrialRecord] = []
+    while isinstance(step := next_step(spec, FACTS, records, 0), Measure | Ask):
+        config = step.config if isinstance(step, Measure) else ask(spec, records, admissible(spec, FACTS, records, 0))
+        if config is None or (isinstance(step, Measure) and step.role is Role.CONFIRM):
+            break
+        batch, role = int(config["micro_batch"]), step.role if isinstance(step, Measure) else Role.SEARCH
+        state = State.PRUNED if batch > 32 else State.COMPLETE
+        outcome = OOM if batch > 32 else measured(float(batch))
+        value = None if batch > 32 else float(batch)
+        records.append(record(len(records), config, state, role=role, outcome=outcome, value=value))
+    late = [int(record.config["micro_batch"]) for record in records[20:]]
+    assert len(late) >= 20
     assert sum(batch > 32 for batch in late) <= 0.6 * len(late)
     assert max(record.value or 0 for record in records) == 32
 

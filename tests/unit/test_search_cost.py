@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 
 from autocompile.records import FailureKind
-from autocompile.search.cost import compile_seconds, confirm_seconds, costs, slice_seconds
+from autocompile.search.cost import compile_seconds, confirm_seconds, costs, first_confirm_seconds, slice_seconds
 from autocompile.spec import Role
-from tests.unit.search_cases import CPU, EAGER, GRAPHS, LAYER, MODEL, config, facts, failed, measured, spec, stopped
+from tests.unit.search_cases import (
+    CPU,
+    EAGER,
+    GRAPHS,
+    LAYER,
+    MODEL,
+    config,
+    confirmed,
+    facts,
+    failed,
+    measured,
+    spec,
+    stopped,
+)
 
 DYNAMIC = config(scope="layer", dynamic="true")
 AUTOTUNED = config(scope="layer", mode="max-autotune")
@@ -68,14 +81,30 @@ def test_a_fixed_global_batch_keeps_the_work_of_a_step():
     assert slice_seconds(costs(study, facts(), SEEN[:1]), config(micro_batch=16)) == 30
 
 
-def test_a_confirmation_has_a_longer_window_and_a_third_of_the_compile():
-    known = costs(spec(), facts(), SEEN)
-    expected = slice_seconds(known, LAYER) + 5 - compile_seconds(known, LAYER) * 2 / 3
-    assert confirm_seconds(known, LAYER) == pytest.approx(expected)
-    assert confirm_seconds(known, EAGER) == slice_seconds(known, EAGER) + 5
+WARM = [confirmed(n, LAYER, 14000, seconds=seconds, cold_seconds=0) for n, seconds in ((2, 20), (3, 22), (4, 21))]
+COMPARED = [confirmed(0, LAYER, 14000, seconds=30, cold_seconds=0), confirmed(1, EAGER, 8000, seconds=25)]
+SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
 
 
-def test_an_earlier_confirmation_does_not_shorten_the_prediction():
-    warm = measured(2, LAYER, 14000, role=Role.CONFIRM, seconds=20)
-    before, after = costs(spec(), facts(), SEEN), costs(spec(), facts(), [*SEEN, warm])
-    assert confirm_seconds(after, LAYER) == confirm_seconds(before, LAYER)
+@pytest.mark.parametrize(
+    ("records", "settings", "first", "seconds"),
+    [
+        pytest.param(SEEN, EAGER, 32, 32, id="eager: a longer window"),
+        pytest.param(SEEN, LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="compiled: a third of the compile too"),
+        pytest.param([*SEEN, *WARM], LAYER, 45 - 13 * 2 / 3 + 2, 22, id="the longest that was seen"),
+        pytest.param([*SEEN, *WARM], GRAPHS, 43 - 13 * 2 / 3 + 2, 43 - 13 * 2 / 3 + 2, id="seen of another config"),
+        pytest.param([*SEEN, *SUSTAINED], LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="a sustained minute"),
+        pytest.param(COMPARED, LAYER, 32, 30, id="nothing but confirmations"),
+    ],
+)
+def test_confirm_seconds(records, settings, first, seconds):
+    known = costs(spec(), facts(), records)
+    assert first_confirm_seconds(known, settings) == pytest.approx(first)
+    assert confirm_seconds(known, settings) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("settings", [EAGER, LAYER, GRAPHS, MODEL, AUTOTUNED, config(scope="layer", micro_batch=8)])
+def test_confirmations_change_no_prediction_of_a_search_slice(settings):
+    before, after = (costs(spec(), facts(), records) for records in (SEEN, [*SEEN, *WARM]))
+    assert slice_seconds(after, settings) == slice_seconds(before, settings)
+    assert compile_seconds(after, settings) == compile_seconds(before, settings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autocompile.records import FailureKind
+from autocompile.failure_texts import CUDAGRAPH_LIVENESS, GPU_TOO_OLD
+from autocompile.records import Failed, FailureKind
 from autocompile.search import derived
 from autocompile.search.lessons import lessons, reason_against
 from tests.unit.search_cases import (
@@ -143,9 +144,65 @@ def test_a_failure_rules_out_what_it_proves_and_nothing_else(kind, broken, other
 
 
 @pytest.mark.parametrize(
+    ("subkind", "kind", "broken", "other", "skipped"),
+    [
+        pytest.param(
+            GPU_TOO_OLD,
+            K.BACKEND_UNSUPPORTED,
+            {"scope": "layer", "sdpa": "flash"},
+            {"scope": "mlp"},
+            True,
+            id="no compiler",
+        ),
+        pytest.param(
+            GPU_TOO_OLD,
+            K.BACKEND_UNSUPPORTED,
+            {"scope": "layer", "sdpa": "flash"},
+            {"sdpa": "flash"},
+            False,
+            id="eager",
+        ),
+        pytest.param(
+            CUDAGRAPH_LIVENESS,
+            K.COMPILE_ERROR,
+            {"scope": "layer", "mode": "reduce-overhead"},
+            {"scope": "layer", "mode": "max-autotune", "micro_batch": 8},
+            True,
+            id="a kept output: all CUDA graphs of the scope",
+        ),
+        pytest.param(
+            CUDAGRAPH_LIVENESS,
+            K.COMPILE_ERROR,
+            {"scope": "layer", "mode": "reduce-overhead"},
+            {"scope": "layer", "mode": "max-autotune-no-cudagraphs"},
+            False,
+            id="a kept output: not without CUDA graphs",
+        ),
+        pytest.param(
+            CUDAGRAPH_LIVENESS,
+            K.COMPILE_ERROR,
+            {"scope": "layer", "mode": "reduce-overhead"},
+            {"scope": "model", "mode": "reduce-overhead"},
+            False,
+            id="a kept output: not another scope",
+        ),
+    ],
+)
+def test_what_a_failure_of_a_narrower_kind_rules_out(subkind, kind, broken, other, skipped):
+    record = failed(7, config(**broken), kind)
+    outcome = Failed(failure=record.failure.model_copy(update={"subkind": subkind}))
+    reason = reason_against(lessons([record.model_copy(update={"outcome": outcome})]), config(**other))
+    assert (reason is not None) is skipped
+
+
+@pytest.mark.parametrize(
     "record",
     [
         pytest.param(stopped(0, LAYER, "budget"), id="ended by the budget"),
+        pytest.param(
+            failed(0, LAYER, K.COMPILE_TIMEOUT).model_copy(update={"stopped": stopped(0, LAYER, "budget").stopped}),
+            id="a compile that the budget cut short",
+        ),
         pytest.param(stopped(0, LAYER, "interrupted"), id="interrupted"),
         pytest.param(stopped(0, LAYER, "lost"), id="lost with its coordinator"),
         pytest.param(failed(0, LAYER, K.GPU_FAULT), id="the machine broke"),

@@ -10,7 +10,6 @@ from autocompile.search import (
     Finished,
     Measure,
     Wait,
-    abort_reason,
     admissible,
     candidates,
     compile_deadline,
@@ -26,6 +25,8 @@ from tests.unit.search_cases import (
     MODEL,
     SMALL_SPACE,
     config,
+    confirmations,
+    confirmed,
     facts,
     failed,
     measured,
@@ -61,6 +62,10 @@ def search(settings):
 
 def confirm(settings):
     return Measure(settings, Role.CONFIRM, FULL_DEPTH)
+
+
+def sustain(settings):
+    return Measure(settings, Role.PROBE, FULL_DEPTH)
 
 
 def out_of_memory(*sizes, **knobs):
@@ -126,7 +131,7 @@ def test_eager_is_measured_before_all_else(study, records, step):
     "records",
     [
         pytest.param([failed(0, EAGER, K.WORKLOAD_ERROR, role=Role.BASELINE)], id="the workload itself is broken"),
-        pytest.param([failed(0, EAGER, K.HANG, role=Role.BASELINE)], id="eager hangs"),
+        pytest.param([failed(n, EAGER, K.HANG, role=Role.BASELINE) for n in (0, 1)], id="eager hangs, twice"),
     ],
 )
 def test_a_study_whose_eager_training_does_not_work_ends(records):
@@ -304,12 +309,6 @@ def test_the_sampler_is_asked_until_its_share_is_spent(study, records, step):
     assert next_step(study, facts(), records, seconds_used=300 if study.budget.seconds else 0) == step
 
 
-ROUND = [
-    measured(10, LAYER, 14000, role=Role.CONFIRM),
-    measured(11, EAGER_8, 8000, role=Role.CONFIRM),
-    measured(12, LAYER_8, 14100, role=Role.CONFIRM),
-    measured(13, EAGER, 7900, role=Role.CONFIRM),
-]
 SEARCHED = [
     BASELINE,
     measured(1, LAYER, 14000),
@@ -321,15 +320,16 @@ SEARCHED = [
 ]
 
 
+FIRST = [confirmed(10 + n, settings, 9000) for n, settings in enumerate([LAYER_8, EAGER_8, LAYER, EAGER])]
+
+
 @pytest.mark.parametrize(
     ("records", "step"),
     [
         pytest.param(SEARCHED, confirm(LAYER_8), id="the best first"),
-        pytest.param([*SEARCHED, ROUND[2]], confirm(EAGER_8), id="then eager at its own best batch"),
-        pytest.param([*SEARCHED, ROUND[2], ROUND[1]], confirm(LAYER), id="then the second"),
-        pytest.param(
-            [*SEARCHED, *ROUND[:3]], confirm(EAGER), id="then eager with the other knobs of the simpler winner"
-        ),
+        pytest.param([*SEARCHED, *FIRST[:1]], confirm(EAGER_8), id="then eager at its own best batch"),
+        pytest.param([*SEARCHED, *FIRST[:2]], confirm(LAYER), id="then the second, the first without compile is there"),
+        pytest.param([*SEARCHED, *FIRST[:3]], confirm(EAGER), id="then the second without compile"),
         pytest.param([*SEARCHED, running(10, LAYER_8, role=Role.CONFIRM)], Wait(), id="one at a time, in turns"),
         pytest.param([*SEARCHED, running(10, LAYER_2)], Wait(), id="not beside a search slice"),
         pytest.param(
@@ -341,28 +341,54 @@ SEARCHED = [
             id="a finalist that fails here is none",
         ),
         pytest.param(
-            [*SEARCHED[:2], measured(2, LAYER_8, 11000), *SEARCHED[3:], *ROUND[:2]],
+            [*SEARCHED[:2], measured(2, LAYER_8, 11000), *SEARCHED[3:], FIRST[2], FIRST[1]],
             confirm(EAGER),
             id="what is hopelessly slower is not confirmed",
         ),
     ],
 )
-def test_the_round_of_confirmations(records, step):
-    assert next_step(spec(space=SMALL_SPACE, seconds=600), facts(), records, seconds_used=250) == step
+def test_the_first_block_of_confirmations(records, step):
+    assert next_step(spec(space=SMALL_SPACE), facts(), records, seconds_used=0) == step
+
+
+ROUNDS = confirmations(10, (LAYER_8, [14100.0] * 6), (EAGER_8, [8000.0] * 6))
+PROBE = measured(22, LAYER_8, 13900, role=Role.PROBE)
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        pytest.param([*SEARCHED, *ROUNDS], sustain(LAYER_8), id="enough rounds"),
+        pytest.param([*SEARCHED, *ROUNDS, running(22, LAYER_8, role=Role.PROBE)], Wait(), id="it runs"),
+        pytest.param(
+            [*SEARCHED, *ROUNDS, stopped(22, LAYER_8, "lost", role=Role.PROBE)], sustain(LAYER_8), id="it was lost"
+        ),
+        pytest.param(
+            [*SEARCHED, *ROUNDS, failed(22, LAYER_8, K.GPU_FAULT, role=Role.PROBE)],
+            sustain(LAYER_8),
+            id="the machine failed",
+        ),
+        pytest.param(
+            [*SEARCHED, *confirmations(10, (LAYER_8, [7000.0] * 6), (EAGER_8, [8000.0] * 6))],
+            sustain(EAGER_8),
+            id="eager won",
+        ),
+    ],
+)
+def test_the_winner_has_a_sustained_minute(records, step):
+    assert next_step(spec(space=SMALL_SPACE, seconds=600), facts(), records, seconds_used=400) == step
 
 
 @pytest.mark.parametrize(
     ("records", "seconds_used"),
     [
-        pytest.param([*SEARCHED, *ROUND], 400, id="the round is complete"),
-        pytest.param(SEARCHED, 530, id="the round does not fit"),
-        pytest.param([*SEARCHED, ROUND[0]], 540, id="its rest does not fit"),
-        pytest.param([*SEARCHED, *ROUND[:3]], 580, id="the same without compile does not fit"),
-        pytest.param(
-            [*SEARCHED, *ROUND[:3], failed(13, EAGER_2, K.OOM, role=Role.CONFIRM)],
-            400,
-            id="what the same without compile does to memory is known",
-        ),
+        pytest.param([*SEARCHED, *ROUNDS, PROBE], 0, id="all is done"),
+        pytest.param([*SEARCHED, *ROUNDS, failed(22, LAYER_8, K.OOM, role=Role.PROBE)], 0, id="the last slice failed"),
+        pytest.param([*SEARCHED, *ROUNDS], 511, id="the sustained minute does not fit"),
+        pytest.param([*SEARCHED, *ROUNDS[:4]], 541, id="another block does not fit"),
+        pytest.param([*SEARCHED, *ROUNDS[:5]], 571, id="the rest of a block does not fit"),
+        pytest.param(SEARCHED, 490, id="two blocks do not fit"),
+        pytest.param([*SEARCHED, *ROUNDS[:1]], 510, id="the second does not"),
         pytest.param([BASELINE], 600, id="the budget is spent"),
         pytest.param([], 601, id="the budget was spent before anything was measured"),
     ],
@@ -370,6 +396,17 @@ def test_the_round_of_confirmations(records, step):
 def test_finished(records, seconds_used):
     step = next_step(spec(space=SMALL_SPACE, seconds=600), facts(), records, seconds_used)
     assert isinstance(step, Finished)
+
+
+def test_a_cpu_has_no_sustained_minute():
+    assert isinstance(next_step(spec(space=SMALL_SPACE), facts(CPU), [*SEARCHED, *ROUNDS], 0), Finished)
+
+
+def test_a_search_in_which_everything_fails_ends_with_what_is_known():
+    hopeless = [c for c in candidates(spec(), facts()) if c["scope"] == "attention"][:10]
+    records = [*DONE, *(failed(8 + n, c, K.NUMERICS_MISMATCH) for n, c in enumerate(hopeless))]
+    assert next_step(spec(), facts(), records[:-1], 0) == Ask(FULL_DEPTH)
+    assert next_step(spec(), facts(), records, 0) == confirm(LAYER_8)
 
 
 def test_a_lone_eager_measurement_is_not_confirmed():
@@ -381,8 +418,8 @@ def test_a_lone_eager_measurement_is_not_confirmed():
     ("seconds_used", "allowed"),
     [
         pytest.param(0, {"layer", "none", "attention", "model"}, id="much time: all scopes"),
-        pytest.param(1500, {"layer", "none", "attention"}, id="less time: not what compiles longest"),
-        pytest.param(1690, set(), id="the rest is for the confirmations"),
+        pytest.param(850, {"layer", "none", "attention"}, id="less time: not what compiles longest"),
+        pytest.param(880, set(), id="the other half is for the confirmations"),
     ],
 )
 def test_admissible_is_what_the_budget_holds(seconds_used, allowed):
@@ -430,6 +467,9 @@ def test_pairs_known_to_fail_get_one_try_when_all_else_is_tried():
     assert not any(map(admissible(study, facts(), after, 0), pairs))
 
 
+RIVAL, EAGER_AGAIN = 30 - 13 * 2 / 3 + 2, 30 + 2  # seconds of their confirmations
+
+
 @pytest.mark.parametrize(
     ("study", "records", "seconds"),
     [
@@ -437,37 +477,26 @@ def test_pairs_known_to_fail_get_one_try_when_all_else_is_tried():
         pytest.param(spec(seconds=7200), DONE, 900, id="a long budget"),
         pytest.param(spec(seconds=400), [BASELINE], 300, id="nothing to confirm yet"),
         pytest.param(
-            spec(seconds=400), DONE, 300 - ((4 * 35 - 2 * 13 * 2 / 3) * 1.05 + 5), id="less the time of a round"
+            spec(seconds=1700),
+            KNOWN_GOOD,
+            1600 - (6 * (2 * RIVAL + 2 * EAGER_AGAIN) + RIVAL + 60 + 5),
+            id="less six blocks of four and the sustained minute",
         ),
-        pytest.param(spec(seconds=110), DONE, 0, id="only the round's time is left"),
+        pytest.param(spec(seconds=400), KNOWN_GOOD, 300 - (200 + 5), id="less half the budget, if it holds no more"),
+        pytest.param(
+            spec(seconds=300), KNOWN_GOOD, 200 - (3 * (RIVAL + EAGER_AGAIN) + 5), id="less three blocks of the pair"
+        ),
+        pytest.param(
+            spec(seconds=300),
+            [*KNOWN_GOOD, confirmed(7, LAYER_8, 14000, seconds=5)],
+            200 - (3 * (RIVAL + EAGER_AGAIN) + 5),
+            id="quick confirmations give no time back to the search",
+        ),
+        pytest.param(spec(seconds=260), KNOWN_GOOD, 0, id="only the time of the confirmations is left"),
     ],
 )
 def test_compile_deadline(study, records, seconds):
     assert compile_deadline(study, facts(), records, 100) == pytest.approx(seconds)
-
-
-def machine_fault(number, **state):
-    return failed(number, config(micro_batch=number + 1), K.INFRASTRUCTURE, **state)
-
-
-@pytest.mark.parametrize(
-    ("records", "aborts"),
-    [
-        pytest.param([machine_fault(n) for n in range(2)], False, id="two faults"),
-        pytest.param([machine_fault(n) for n in range(3)], True, id="three faults"),
-        pytest.param([*(machine_fault(n) for n in range(3)), running(3, EAGER)], True, id="another slice runs"),
-        pytest.param([*(machine_fault(n) for n in range(3)), measured(3, EAGER, 9000)], False, id="it works again"),
-        pytest.param(
-            [machine_fault(0), failed(1, EAGER, K.OOM), machine_fault(2), machine_fault(3)], False, id="not in a row"
-        ),
-        pytest.param([stopped(n, EAGER, "lost") for n in range(3)], False, id="lost slices are no faults"),
-        pytest.param([failed(n, EAGER, K.OOM) for n in range(3)], False, id="the configs' own failures"),
-    ],
-)
-def test_three_machine_faults_in_a_row_abort(records, aborts):
-    reason = abort_reason(records)
-    assert (reason is not None) is aborts
-    assert reason is None or "infrastructure happened" in reason
 
 
 def test_grid_measures_every_config_once():
@@ -494,10 +523,12 @@ def test_paired_confirms_its_configs_and_nothing_else(records, step):
     assert next_step(spec(plan=Paired(configs=(LAYER, GRAPHS))), facts(), records, 0) == step
 
 
-def test_paired_ends_after_one_round():
-    records = [measured(0, LAYER, 14000, role=Role.CONFIRM), measured(1, GRAPHS, 13000, role=Role.CONFIRM)]
-    step = next_step(spec(plan=Paired(configs=(LAYER, GRAPHS))), facts(), records, 0)
-    assert isinstance(step, Finished) and step.verdict.confirmed_by == (0, 1)
+def test_paired_ends_when_its_rounds_do():
+    study = spec(plan=Paired(configs=(LAYER, GRAPHS)))
+    records = confirmations(0, (LAYER, [14000.0] * 6), (GRAPHS, [13000.0] * 6))
+    assert next_step(study, facts(), records[:-1], 0) == confirm(GRAPHS)
+    step = next_step(study, facts(), records, 0)
+    assert isinstance(step, Finished) and step.verdict.rounds == 5
 
 
 def test_a_config_is_never_started_twice_beside_itself():

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from autocompile.records import Failed, Failure, FailureKind, Stage, State
 from autocompile.search.canonical import in_space, is_eager, key, known_to_fail
 from autocompile.search.history import History
 from autocompile.search.known_good import plain_compile
+from autocompile.search.rounds import MOST_ROUNDS
 from autocompile.spec import Role
-from tests.unit.search_cases import CPU, SMALL_SPACE, config, facts, measured, simulate, spec
+from tests.unit.search_cases import ALONE, CPU, SMALL_SPACE, config, facts, measured, simulate, spec
 
 K = FailureKind
+WINDOW_SECONDS = {Role.CONFIRM: 7, Role.PROBE: 62}
 
 
 def failure(kind):
     return Failed(failure=Failure(kind=kind, stage=Stage.WARMUP, message="simulated"))
 
 
-def machine(*, gain=1.6, setup=15.0, compile_seconds=13.0, largest_batch=16):
-    """Training that saturates with the batch; compile gains, costs its seconds, and some settings fail."""
+def machine(*, gain=1.6, setup=15.0, compile_seconds=13.0, largest_batch=16, noise=0.0):
+    """Training that saturates with the batch; compile gains, costs its seconds, and some settings fail.
+
+    ``noise`` is the standard deviation between processes of one config.
+    """
+    luck = random.Random(0)
 
     def oracle(settings, role):
         size = int(settings["micro_batch"])
@@ -35,22 +44,25 @@ def machine(*, gain=1.6, setup=15.0, compile_seconds=13.0, largest_batch=16):
             speed *= gain * (1.1 if settings["mode"] == "reduce-overhead" else 1)
             cold = compile_seconds * (9 if settings["scope"] == "model" else 1)
             cold *= 10 if settings["mode"] == "max-autotune" else 1
-        confirms = role is Role.CONFIRM
-        seconds = setup + (cold / 3 if confirms else cold) + (10 if confirms else 5)
+        speed *= math.exp(luck.gauss(0, noise))
+        seconds = setup + (cold / 3 if role in ALONE else cold) + WINDOW_SECONDS.get(role, 5)
         return measured(0, settings, speed, cold_seconds=cold).outcome, seconds
 
     return oracle
 
 
-def assert_legal(study, known, records):
-    """Only configs of the space and baselines, none twice but after a fault, nothing beside a confirmation."""
+def assert_legal(study, known, records, *, n_before=0):
+    """Only configs of the space and baselines, none searched twice but after a fault, all claims at the end."""
     plain = plain_compile(History(study, known, tuple(records)))
     for record in records:
         baseline = record.role is Role.BASELINE and plain is not None and key(record.config) == key(plain)
         assert in_space(study, known, record.config) or baseline
-    conclusive = [(r.role is Role.CONFIRM, key(r.config)) for r in records if r.state is not State.FAIL]
+    conclusive = [key(r.config) for r in records if r.state is not State.FAIL and r.role not in ALONE]
     assert len(set(conclusive)) == len(conclusive)
     assert not [record for record in records if record.state is State.RUNNING]
+    stages = [(Role.CONFIRM, Role.PROBE).index(r.role) if r.role in ALONE else -1 for r in records[n_before:]]
+    assert stages == sorted(stages)  # search, then confirmations, then the sustained minute
+    assert stages.count(1) <= 1
 
 
 BUDGETS = [20, 45, 60, 90, 120, 150, 200, 260, 420, 540]
@@ -79,11 +91,40 @@ def test_so_it_does_in_several_slots(seconds, n_slots):
 @pytest.mark.parametrize(
     ("seconds", "n_slots"), [(260, 1), (333, 1), (420, 1), (900, 1), (260, 2), (420, 2), (260, 5), (420, 5)]
 )
-def test_a_budget_for_the_round_makes_a_confirmed_verdict(seconds, n_slots):
+def test_a_budget_for_some_blocks_makes_a_confirmed_verdict(seconds, n_slots):
     ended = simulate(spec(seconds=seconds), facts(), machine(), n_slots=n_slots, seed=seconds)
     verdict = ended.finished.verdict
     assert (verdict.confirmed, verdict.result) == (True, "win")
-    assert {r.number for r in ended.records if r.role is Role.CONFIRM} == set(verdict.confirmed_by)
+    assert verdict.rounds >= 2
+    assert set(verdict.confirmed_by) <= {r.number for r in ended.records if r.role is Role.CONFIRM}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rounds", "sustained"),
+    [
+        pytest.param(260, 3, False, id="little time: a few rounds"),
+        pytest.param(1800, 5, True, id="half an hour: five, and a sustained minute"),
+        pytest.param(3600, 5, True, id="an hour: no more than needed"),
+    ],
+)
+def test_what_the_verdict_of_a_budget_stands_on(seconds, rounds, sustained):
+    ended = simulate(spec(seconds=seconds), facts(), machine())
+    assert ended.finished.verdict.rounds == rounds
+    assert (ended.records[-1].role is Role.PROBE) is sustained
+    if sustained:
+        assert ended.records[-1].config == ended.finished.verdict.config
+
+
+@pytest.mark.parametrize(
+    ("seconds", "noise", "n_slots"), [(300, 0.003, 1), (300, 0.03, 1), (300, 0.01, 3), (900, 0.01, 1), (900, 0.03, 2)]
+)
+def test_on_a_noisy_machine_too(seconds, noise, n_slots):
+    study = spec(seconds=seconds)
+    ended = simulate(study, facts(), machine(noise=noise), n_slots=n_slots, seed=seconds)
+    verdict = ended.finished.verdict
+    assert (ended.seconds <= seconds, ended.n_cut, verdict.confirmed) == (True, 0, True)
+    assert verdict.result == "win" and verdict.rounds <= MOST_ROUNDS
+    assert_legal(study, facts(), ended.records)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +143,13 @@ def test_the_verdict_is_what_the_machine_does(gain, result):
 def test_eager_is_compared_at_its_own_best_batch():
     ended = simulate(spec(seconds=900), facts(), machine(largest_batch=8))
     eager = [r for r in ended.records if r.role is Role.CONFIRM and is_eager(r.config)]
-    assert [r.config["micro_batch"] for r in eager] == [8]
+    assert {r.config["micro_batch"] for r in eager} == {8}
     assert ended.finished.verdict.speedup_vs_best_eager == pytest.approx(1.76)
 
 
 def test_a_small_space_is_searched_to_its_end():
     ended = simulate(spec(space=SMALL_SPACE), facts(CPU, layers=2), machine(setup=2, compile_seconds=5))
-    searched = {key(r.config) for r in ended.records if r.role is not Role.CONFIRM}
+    searched = {key(r.config) for r in ended.records if r.role not in ALONE}
     assert len(searched) == 7  # three batches, eager and per layer, and the plain torch.compile
     assert ended.finished.verdict.confirmed
 
@@ -117,8 +158,9 @@ def test_a_small_space_is_searched_to_its_end():
 @pytest.mark.parametrize("n_trials", [1, 2, 5, 12])
 def test_a_number_of_trials_is_kept(n_trials, n_slots):
     ended = simulate(spec(trials=n_trials), facts(), machine(), n_slots=n_slots)
-    counted = [r for r in ended.records if r.role is not Role.CONFIRM]
+    counted = [r for r in ended.records if r.role not in ALONE]
     assert len(counted) == n_trials
+    assert ended.finished.verdict.confirmed is (n_trials > 1)
 
 
 def test_a_longer_budget_continues_and_keeps_what_was_measured():
@@ -128,19 +170,49 @@ def test_a_longer_budget_continues_and_keeps_what_was_measured():
     assert ended.records[: len(first.records)] == first.records
     assert first.seconds < ended.seconds <= 900 and len(ended.records) > len(first.records) + 3
     assert ended.finished.verdict.confirmed
-    assert_legal(study, facts(), ended.records)
+    assert History(study, facts(), ended.records).blocks[-1].phase == 1
+    assert_legal(study, facts(), ended.records, n_before=len(first.records))
 
 
-@pytest.mark.parametrize("at", [1, 3, 5, 8, 11])
+def test_a_longer_budget_with_nothing_left_to_search_adds_rounds():
+    study = {"space": SMALL_SPACE, "pinned": {"micro_batch": 4}}
+    first = simulate(spec(**study, seconds=230), facts(), machine(compile_seconds=1, noise=0.02))
+    ended = simulate(
+        spec(**study, seconds=900),
+        facts(),
+        machine(compile_seconds=1, noise=0.02),
+        before=first.records,
+        used=first.seconds,
+    )
+    assert History(spec(**study), facts(), ended.records).blocks[-1].phase == 0
+    assert 2 <= first.finished.verdict.rounds < ended.finished.verdict.rounds
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_budget_that_grows_by_little_each_time(seed):
+    records, used, pick = (), 0.0, random.Random(seed)
+    for _ in range(6):
+        study = spec(seconds=used + pick.uniform(20, 200))
+        ended = simulate(study, facts(), machine(noise=0.01), before=records, used=used, seed=seed)
+        assert ended.seconds <= study.budget.seconds
+        assert ended.records[: len(records)] == records
+        assert_legal(study, facts(), ended.records, n_before=len(records))
+        records, used = ended.records, ended.seconds
+    assert ended.finished.verdict.confirmed
+
+
+@pytest.mark.parametrize("at", [1, 3, 5, 8, 11, 14])
 def test_a_lost_slice_is_measured_once_more_and_nothing_else_changes(at):
     study = spec(seconds=540)
-    whole = simulate(study, facts(), machine())
-    at = min(at, len(whole.records) - 1)
-    lost = whole.records[at].model_copy(update={"state": State.FAIL, "outcome": None, "value": None})
-    ended = simulate(study, facts(), machine(), before=[*whole.records[:at], lost], used=at * 30.0)
-    again = [r for r in ended.records if key(r.config) == key(lost.config) and r.role is lost.role]
-    assert [r.state for r in again][:2] == [State.FAIL, again[-1].state] and len(again) == 2
+    whole = simulate(study, facts(), machine()).records
+    lost = whole[at].model_copy(update={"state": State.FAIL, "outcome": None, "value": None, "seconds": 0})
+    used = sum(record.seconds for record in whole[:at])
+    ended = simulate(study, facts(), machine(), before=[*whole[:at], lost], used=used)
+    again = ended.records[at + 1]
+    assert (again.config, again.role, again.state) == (lost.config, lost.role, State.COMPLETE)
+    assert [r.number for r in ended.records if r.state is State.FAIL] == [at]
     assert ended.seconds <= 540
+    assert_legal(study, facts(), ended.records)
 
 
 def test_broken_slices_are_repeated_once_and_the_study_goes_on():
@@ -159,3 +231,50 @@ def test_a_slow_compile_does_not_break_the_budget():
     ended = simulate(spec(seconds=240), facts(), machine(compile_seconds=150))
     assert ended.seconds <= 240
     assert ended.finished.verdict.config is not None
+
+
+def broken_when(is_broken, kind=K.OOM):
+    """The usual machine, where some slices fail."""
+    sound = machine()
+
+    def oracle(settings, role):
+        return (failure(kind), 10.0) if is_broken(settings, role) else sound(settings, role)
+
+    return oracle
+
+
+def test_a_space_without_compile_ends_with_its_best_eager_config():
+    ended = simulate(spec(seconds=900, pinned={"scope": "none"}), facts(), machine())
+    verdict = ended.finished.verdict
+    assert (verdict.result, verdict.confirmed, verdict.config["micro_batch"]) == ("tie", True, 16)
+    assert verdict.rounds >= 2
+
+
+@pytest.mark.parametrize("seconds", [None, 900])
+def test_eager_that_never_fits_leaves_the_best_compiled_config(seconds):
+    limits = {"seconds": seconds, "trials": None if seconds else 30}
+    oracle = broken_when(lambda settings, role: is_eager(settings))
+    ended = simulate(spec(**limits), facts(), oracle)
+    verdict = ended.finished.verdict
+    assert (verdict.result, verdict.confirmed, verdict.speedup_vs_best_eager) == ("win", True, None)
+    assert not is_eager(verdict.config)
+    eager = [key(r.config) for r in ended.records if is_eager(r.config)]
+    assert len(set(eager)) == len(eager)  # what did not fit is not confirmed
+
+
+@pytest.mark.parametrize("kind", [K.OOM, K.HANG, K.GPU_FAULT, K.NUMERICS_MISMATCH])
+@pytest.mark.parametrize(
+    "is_broken",
+    [
+        pytest.param(lambda settings, role: role is Role.CONFIRM, id="all confirmations"),
+        pytest.param(lambda settings, role: role is Role.CONFIRM and is_eager(settings), id="those of eager"),
+        pytest.param(lambda settings, role: role is Role.CONFIRM and not is_eager(settings), id="of compiled ones"),
+        pytest.param(lambda settings, role: role is Role.PROBE, id="the sustained minute"),
+        pytest.param(lambda settings, role: not is_eager(settings), id="everything compiled"),
+    ],
+)
+@pytest.mark.parametrize("limits", [{"seconds": 900}, {"trials": 12}])
+def test_a_study_ends_whatever_fails(limits, is_broken, kind):
+    ended = simulate(spec(**limits), facts(), broken_when(is_broken, kind))
+    assert ended.finished.verdict.config is not None
+    assert limits.get("seconds") is None or ended.seconds <= limits["seconds"]

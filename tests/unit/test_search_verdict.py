@@ -14,9 +14,13 @@ from tests.unit.search_cases import (
     MODEL,
     SMALL_SPACE,
     config,
+    confirmations,
+    confirmed,
     facts,
     failed,
     measured,
+    noisy,
+    running,
     spec,
     stopped,
 )
@@ -28,17 +32,14 @@ EAGER_8, LAYER_8, LAYER_2 = (
 )
 
 
-def confirmed(number, settings, speed, **fields):
-    return measured(number, settings, speed, role=Role.CONFIRM, **fields)
-
-
 SEARCHED = [
     measured(0, EAGER, 8000, role=Role.BASELINE),
     measured(1, LAYER, 12000),
     measured(2, GRAPHS, 11900),
     measured(3, MODEL, 10000, role=Role.BASELINE),
 ]
-ROUND = [confirmed(4, LAYER, 12400), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 12200)]
+BLOCKS = confirmations(4, (LAYER, [12400.0] * 3), (EAGER, [8000.0] * 3), (GRAPHS, [12200.0] * 3))
+NEW_PHASE = confirmations(21, (LAYER_8, [19000.0] * 2), (EAGER, [8000.0] * 2))
 
 
 @pytest.mark.parametrize(
@@ -92,66 +93,87 @@ def test_steps_of_samples_are_counted_in_samples():
         pytest.param([failed(0, EAGER, FailureKind.HANG)], Result.NONE, None, False, id="nothing but failures"),
         pytest.param(SEARCHED[:1], Result.TIE, EAGER, False, id="only eager"),
         pytest.param(SEARCHED, Result.WIN, LAYER, False, id="no confirmation"),
-        pytest.param([*SEARCHED, *ROUND[:2]], Result.WIN, LAYER, False, id="half a round"),
-        pytest.param([*SEARCHED, *ROUND], Result.WIN, LAYER, True, id="one complete round"),
+        pytest.param([*SEARCHED, *BLOCKS[:3]], Result.WIN, LAYER, False, id="one block has no spread"),
+        pytest.param([*SEARCHED, *BLOCKS[:4]], Result.WIN, LAYER, False, id="nor has one and a half"),
+        pytest.param([*SEARCHED, *BLOCKS[:5]], Result.WIN, LAYER, True, id="two of the pair that matters"),
+        pytest.param([*SEARCHED, *BLOCKS], Result.WIN, LAYER, True, id="three blocks"),
         pytest.param(
-            [*SEARCHED, *ROUND, measured(7, LAYER_8, 20000)], Result.WIN, LAYER, True, id="later search undoes no round"
+            [*SEARCHED, *BLOCKS, measured(20, LAYER_8, 20000)], Result.WIN, LAYER, True, id="later search undoes none"
         ),
         pytest.param(
-            [*SEARCHED, *ROUND, measured(7, LAYER_8, 20000), confirmed(8, LAYER_8, 19000)],
+            [*SEARCHED, *BLOCKS, measured(20, LAYER_8, 20000), *NEW_PHASE[:2]],
+            Result.WIN,
+            LAYER,
+            True,
+            id="a single block of a new best is not enough",
+        ),
+        pytest.param(
+            [*SEARCHED, *BLOCKS, measured(20, LAYER_8, 20000), *NEW_PHASE],
             Result.WIN,
             LAYER_8,
             True,
-            id="a later round with a new best",
+            id="a new best is confirmed in a phase of its own",
         ),
         pytest.param(
-            [*SEARCHED, confirmed(4, LAYER, 9000), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 11900)],
+            [*SEARCHED, *confirmations(4, (LAYER, [9000.0] * 2), (EAGER, [8000.0] * 2), (GRAPHS, [11900.0] * 2))],
             Result.WIN,
             GRAPHS,
             True,
             id="only confirmations choose the winner",
         ),
         pytest.param(
-            [*SEARCHED, confirmed(4, LAYER, 12000), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 12300)],
+            [*SEARCHED[:2], measured(2, GRAPHS, 12300), SEARCHED[3]],
             Result.WIN,
             LAYER,
-            True,
-            id="within the allowance the simpler one",
+            False,
+            id="provisional: within 3 % the simpler one",
         ),
         pytest.param(
-            [*SEARCHED, confirmed(4, LAYER, 12000), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 12500)],
+            [*SEARCHED[:2], measured(2, GRAPHS, 12400), SEARCHED[3]],
             Result.WIN,
             GRAPHS,
-            True,
-            id="beyond the allowance the faster one",
+            False,
+            id="provisional: beyond 3 % the faster one",
         ),
         pytest.param(
-            [*SEARCHED, confirmed(4, LAYER, 8200), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 8000)],
-            Result.TIE,
-            EAGER,
-            True,
-            id="faster by less than the allowance",
+            [SEARCHED[0], measured(1, LAYER, 8230)], Result.TIE, EAGER, False, id="provisional: faster by less than 3 %"
         ),
         pytest.param(
-            [*SEARCHED, confirmed(4, LAYER, 7000), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 7000)],
-            Result.LOSS,
-            EAGER,
-            True,
-            id="slower",
+            [SEARCHED[0], measured(1, LAYER, 8250)], Result.WIN, LAYER, False, id="provisional: faster by more"
         ),
         pytest.param(
-            [*SEARCHED, *ROUND[:2], failed(6, GRAPHS, FailureKind.NUMERICS_MISMATCH, role=Role.CONFIRM)],
+            [SEARCHED[0], measured(1, LAYER, 7700)], Result.LOSS, EAGER, False, id="provisional: slower by more"
+        ),
+        pytest.param(
+            [*SEARCHED, *BLOCKS, failed(13, LAYER, FailureKind.NUMERICS_MISMATCH, role=Role.CONFIRM)],
             Result.WIN,
-            LAYER,
+            GRAPHS,
             True,
             id="a finalist that fails is out",
         ),
         pytest.param(
-            [*SEARCHED, *ROUND[:2], stopped(6, GRAPHS, "budget", role=Role.CONFIRM)],
+            [*SEARCHED, *BLOCKS, confirmed(13, LAYER, 12400, reserved_gib=135)],
+            Result.WIN,
+            GRAPHS,
+            True,
+            id="so is one that leaves too little memory",
+        ),
+        pytest.param(
+            [*SEARCHED, *BLOCKS, stopped(13, LAYER, "budget", role=Role.CONFIRM)],
+            Result.WIN,
+            LAYER,
+            True,
+            id="the budget ended a block",
+        ),
+        pytest.param(
+            [*SEARCHED, *BLOCKS, running(13, LAYER, role=Role.CONFIRM)], Result.WIN, LAYER, True, id="a block runs"
+        ),
+        pytest.param(
+            [*SEARCHED, *BLOCKS[:3], failed(7, GRAPHS, FailureKind.OOM, role=Role.CONFIRM)],
             Result.WIN,
             LAYER,
             False,
-            id="the budget ended the round",
+            id="one block and a failure",
         ),
         pytest.param(
             [*SEARCHED, measured(4, LAYER_8, 20000, applied="none")], Result.WIN, LAYER, False, id="nothing compiled"
@@ -179,48 +201,80 @@ def test_steps_of_samples_are_counted_in_samples():
 def test_verdict(records, result, best, is_confirmed):
     found = verdict(spec(), facts(), records)
     assert (found.result, found.config, found.confirmed) == (result, best, is_confirmed)
-    assert bool(found.confirmed_by) is is_confirmed
+    assert bool(found.confirmed_by) is bool(found.rounds) is is_confirmed
 
 
 def test_the_ratios_are_those_of_the_confirmations():
-    found = verdict(spec(), facts(), [*SEARCHED, *ROUND])
-    assert found.tokens_per_second == 12400
+    found = verdict(spec(), facts(), [*SEARCHED, *BLOCKS])
+    assert found.tokens_per_second == pytest.approx(12400)
     assert found.speedup == found.speedup_vs_best_eager == pytest.approx(1.55)
-    assert (found.speedup_low, found.speedup_high) == (pytest.approx(1.55 * 0.97), pytest.approx(1.55 * 1.03))
+    assert (found.speedup_low, found.speedup_high) == (pytest.approx(1.55), pytest.approx(1.55))  # no noise at all
     assert found.speedup_vs_plain_compile == pytest.approx(1.24)
-    assert found.confirmed_by == (4, 5, 6)
+    assert (found.confirmed_by, found.rounds) == (tuple(range(4, 13)), 3)
+
+
+def test_the_interval_of_single_measurements_is_a_fixed_allowance():
+    found = verdict(spec(), facts(), SEARCHED)
+    assert found.speedup_vs_best_eager == pytest.approx(1.5)
+    assert (found.speedup_low, found.speedup_high) == (pytest.approx(1.5 / 1.03), pytest.approx(1.5 * 1.03))
+
+
+def test_the_speed_is_the_geometric_mean_of_the_blocks_that_count():
+    records = [*SEARCHED, *confirmations(4, (LAYER, [9000, 12100, 12000, 12400]), (EAGER, [8000.0] * 4))]
+    found = verdict(spec(), facts(), records)
+    assert found.tokens_per_second == pytest.approx((12100 * 12000 * 12400) ** (1 / 3))
+
+
+def test_a_sustained_minute_corrects_the_speed_and_nothing_else():
+    before = verdict(spec(), facts(), [*SEARCHED, *BLOCKS])
+    after = verdict(spec(), facts(), [*SEARCHED, *BLOCKS, measured(13, LAYER, 11800, role=Role.PROBE)])
+    assert after == before.model_copy(update={"tokens_per_second": 11800})
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [
+        pytest.param(measured(13, EAGER, 7000, role=Role.PROBE), id="of another config"),
+        pytest.param(failed(13, LAYER, FailureKind.HANG, role=Role.PROBE), id="that failed"),
+        pytest.param(stopped(13, LAYER, "budget", role=Role.PROBE), id="that the budget ended"),
+    ],
+)
+def test_a_sustained_minute_that_says_nothing_of_the_winner(probe):
+    found = verdict(spec(), facts(), [*SEARCHED, *BLOCKS, probe])
+    assert found == verdict(spec(), facts(), [*SEARCHED, *BLOCKS])
 
 
 def test_the_two_speedups_differ_where_eager_prefers_another_batch():
     records = [
         *[measured(0, EAGER, 8000), measured(1, EAGER_8, 9000), measured(2, LAYER_2, 12000)],
-        *[confirmed(3, LAYER_2, 12000), confirmed(4, EAGER_8, 9000), confirmed(5, config(micro_batch=2), 6000)],
+        *confirmations(3, (LAYER_2, [12000.0] * 2), (EAGER_8, [9000.0] * 2), (config(micro_batch=2), [6000.0] * 2)),
     ]
     found = verdict(spec(), facts(), records)
     assert (found.speedup, found.speedup_vs_best_eager) == (pytest.approx(2), pytest.approx(4 / 3))
-    assert found.confirmed_by == (3, 4, 5)
+    assert found.confirmed_by == (3, 4, 5, 6, 7, 8)
 
 
 @pytest.mark.parametrize(
     "eager",
     [
         pytest.param([], id="the budget did not hold it"),
-        pytest.param([failed(5, config(micro_batch=2), FailureKind.OOM, role=Role.CONFIRM)], id="it does not fit"),
+        pytest.param([failed(9, config(micro_batch=2), FailureKind.OOM, role=Role.CONFIRM)], id="it does not fit"),
     ],
 )
 def test_the_same_without_compile_may_be_missing(eager):
     records = [
         *[measured(0, EAGER, 8000), measured(1, EAGER_8, 9000), measured(2, LAYER_2, 12000)],
-        *[confirmed(3, LAYER_2, 12000), confirmed(4, EAGER_8, 9000), *eager],
+        *[*confirmations(3, (LAYER_2, [12000.0] * 2), (EAGER_8, [9000.0] * 2)), *eager],
     ]
     found = verdict(spec(), facts(), records)
     assert found.confirmed and found.speedup is None and found.speedup_vs_best_eager == pytest.approx(4 / 3)
 
 
 def test_in_a_loss_the_figures_are_those_of_the_best_compiled_config():
-    records = [*SEARCHED, confirmed(4, LAYER, 6000), confirmed(5, EAGER, 8000), confirmed(6, GRAPHS, 5000)]
-    found = verdict(spec(), facts(), records)
-    assert (found.config, found.tokens_per_second, found.speedup) == (EAGER, 8000, pytest.approx(0.75))
+    arms = ((LAYER, [6000.0] * 2), (EAGER, [8000.0] * 2), (GRAPHS, [5000.0] * 2))
+    found = verdict(spec(), facts(), [*SEARCHED, *confirmations(4, *arms)])
+    assert (found.config, found.tokens_per_second) == (EAGER, pytest.approx(8000))
+    assert (found.result, found.speedup) == (Result.LOSS, pytest.approx(0.75))
     assert found.break_even_steps is None
 
 
@@ -255,8 +309,76 @@ def test_a_planned_run_may_be_given_in_steps():
 
 def test_a_warm_confirmation_still_owes_the_cold_compile():
     records = [measured(0, EAGER, 8000), measured(1, LAYER, 16000, cold_seconds=60)]
-    records += [confirmed(2, LAYER, 16000, cold_seconds=0), confirmed(3, EAGER, 8000)]
-    assert verdict(spec(planned_tokens=80_000), facts(), records).result is Result.LOSS
+    warm = confirmations(2, (LAYER, [16000.0] * 2), (EAGER, [8000.0] * 2), cold_seconds=0)
+    assert verdict(spec(planned_tokens=80_000), facts(), [*records, *warm]).result is Result.LOSS
+
+
+QUICK = [measured(0, EAGER, 8000), measured(1, LAYER, 16000, cold_seconds=200)]  # 2048 tokens a step
+
+
+@pytest.mark.parametrize(
+    ("planned", "records", "best"),
+    [
+        pytest.param({}, QUICK, {500: EAGER, 5000: LAYER, 50000: LAYER}, id="a short run prefers eager"),
+        pytest.param(
+            {},
+            [*QUICK, measured(2, config(scope="attention"), 10000, cold_seconds=1)],
+            {500: config(scope="attention"), 5000: LAYER, 50000: LAYER},
+            id="or what compiles quickly",
+        ),
+        pytest.param(
+            {"planned_steps": 100, "workload": {"global_batch": 4}},
+            QUICK,
+            {100: EAGER, 500: EAGER, 5000: LAYER, 50000: LAYER},
+            id="the user's own run in steps",
+        ),
+        pytest.param(
+            {"planned_tokens": 2048 * 20_000},
+            QUICK,
+            {500: EAGER, 5000: LAYER, 20_000: LAYER, 50000: LAYER},
+            id="and in tokens",
+        ),
+        pytest.param(
+            {"planned_tokens": 2048 * 5000}, QUICK, {500: EAGER, 5000: LAYER, 50000: LAYER}, id="one of those lengths"
+        ),
+        pytest.param(
+            {},
+            [SEARCHED[0], *confirmations(1, (LAYER, noisy(8150, 5, 0.03)), (EAGER, [8000.0] * 5))],
+            {500: EAGER, 5000: EAGER, 50000: EAGER},
+            id="a tie is one for long runs too",
+        ),
+        pytest.param(
+            {},
+            [
+                *SEARCHED,
+                *confirmations(4, (LAYER, noisy(12000, 5, 0.03)), (EAGER, [8000.0] * 5), (GRAPHS, [12100] * 5)),
+            ],
+            {500: LAYER, 5000: LAYER, 50000: LAYER},
+            id="the simpler winner stays the winner",
+        ),
+        pytest.param({}, [], {}, id="nothing measured"),
+    ],
+)
+def test_the_best_config_by_length_of_the_run(planned, records, best):
+    found = verdict(spec(**dict(planned)), facts(), records).by_length
+    assert {run.steps: run.config for run in found} == best
+    assert [run.steps for run in found] == list(best)
+
+
+def test_runs_of_a_length_pay_for_their_compile():
+    short, longer, _ = verdict(spec(), facts(), QUICK).by_length
+    assert (short.amount, short.seconds, short.eager_seconds) == (1_024_000, pytest.approx(128), pytest.approx(128))
+    assert (longer.seconds, longer.eager_seconds) == (pytest.approx(200 + 640), pytest.approx(1280))
+
+
+def test_a_confirmation_says_more_of_a_run_s_length_than_the_search():
+    found = verdict(spec(), facts(), [*QUICK, *confirmations(2, (LAYER, [10000.0] * 2), (EAGER, [8000.0] * 2))])
+    assert found.by_length[1].seconds == pytest.approx(200 + 5000 * 2048 / 10000)
+
+
+def test_without_an_eager_measurement_a_run_is_compared_with_none():
+    records = [failed(0, EAGER, FailureKind.OOM, role=Role.BASELINE), measured(1, LAYER, 9000)]
+    assert {run.eager_seconds for run in verdict(spec(), facts(), records).by_length} == {None}
 
 
 def test_plain_compile_cannot_win_where_the_space_does_not_hold_it():
@@ -265,10 +387,10 @@ def test_plain_compile_cannot_win_where_the_space_does_not_hold_it():
     assert (found.config, found.speedup_vs_plain_compile) == (LAYER, pytest.approx(0.6))
 
 
-def test_paired_configs_need_not_be_in_the_space():
+def test_a_paired_plan_without_two_blocks_is_told_by_its_single_runs():
     study = spec(space=SMALL_SPACE, plan=Paired(configs=(EAGER, MODEL)))
     found = verdict(study, facts(), [confirmed(0, EAGER, 8000), confirmed(1, MODEL, 12000)])
-    assert (found.result, found.config, found.confirmed_by) == (Result.WIN, MODEL, (0, 1))
+    assert (found.result, found.config, found.confirmed) == (Result.WIN, MODEL, False)
 
 
 @pytest.mark.parametrize(
@@ -287,18 +409,33 @@ def test_tight_memory(record, tight):
 
 
 def test_best_config_is_the_verdicts_with_what_to_expect_of_it():
-    best = best_config(
-        "mine", spec(workload={"global_batch": 32, "sequence_length": 512}), facts(), [*SEARCHED, *ROUND]
-    )
+    speeds = [9000.0, 12100.0, 12000.0, 12400.0]
+    blocks = confirmations(4, (LAYER, speeds), (EAGER, [8000.0] * 4), (GRAPHS, [8000.0] * 4))
+    study = spec(workload={"global_batch": 32, "sequence_length": 512})
+    best = best_config("mine", study, facts(), [*SEARCHED, *blocks])
     assert best is not None
     assert (best.study, best.result, best.config) == ("mine", "win", LAYER)
     speed, low, high = best.expected.tokens_per_second
-    assert speed == 12400 and low == pytest.approx(12400 / 1.01) and high == pytest.approx(12400 / 0.99)
+    assert (speed, low, high) == (12100, pytest.approx(12000 / 1.01), pytest.approx(12400 / 0.99))
+    step, shortest, longest = best.expected.step_seconds
+    assert step == pytest.approx(2048 / 12100)
+    assert (shortest, longest) == (pytest.approx(2048 / 12400 * 0.99), pytest.approx(2048 / 12000 * 1.01))
     assert (best.expected.compile_seconds, best.expected.graphs) == (13, 2)
-    assert (best.evidence.speedup, best.evidence.confirmed_by) == (pytest.approx(1.55), (4, 5))  # graphs accumulate
+    assert best.evidence.speedup == pytest.approx((12100 * 12000 * 12400) ** (1 / 3) / 8000)
+    assert best.evidence.confirmed_by == (7, 8, 10, 11, 13, 14)  # no graphs: they accumulate; no first block
     assert (best.made_for.gpu, best.made_for.torch, best.made_for.triton) == ("NVIDIA H200", "2.13", "3.7")
     assert (best.workload.micro_batch, best.workload.gradient_accumulation) == (4, 8)
     assert best.workload.spec.global_batch == 32
+
+
+def test_after_a_sustained_minute_its_speed_is_expected():
+    probe = measured(13, LAYER, 11800, role=Role.PROBE)
+    best = best_config("mine", spec(), facts(), [*SEARCHED, *BLOCKS, probe])
+    assert best is not None
+    speed, low, high = best.expected.tokens_per_second
+    assert (speed, low, high) == (11800, pytest.approx(11800 / 1.01), pytest.approx(12400 / 0.99))
+    assert best.expected.step_seconds[0] == pytest.approx(2048 / 11800)
+    assert probe.number not in best.evidence.confirmed_by
 
 
 def test_best_config_of_a_provisional_verdict_expects_what_the_search_saw():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from autocompile.failure_texts import CACHE_FOLDER, SPARE_CACHE_FOLDER
 from autocompile.records import (
     Compile,
     Failed,
@@ -13,26 +15,32 @@ from autocompile.records import (
     FailureKind,
     Measured,
     Measurement,
+    Numerics,
     Stage,
     State,
     StepSeconds,
     Stopped,
+    Telemetry,
     TrialRecord,
 )
+from autocompile.search.treatment import deserves_repeat
 from autocompile.space import SearchSpace, defaults
 from autocompile.spec import (
+    FULL_DEPTH,
     Budget,
     Device,
     Facts,
     Fidelity,
+    MeasureRequest,
     Paired,
     Role,
     StudySpec,
     WorkloadSpec,
 )
-from autocompile.tuner.folders import cache_folder, copy_seed
+from autocompile.tuner.folders import cache_folder, copy_seed, prepare, with_cache_named
 from autocompile.tuner.opening import differences, study_name
-from autocompile.tuner.slices import SLICE_SECONDS, slice_seconds, told, with_headroom
+from autocompile.tuner.repeats import repeated
+from autocompile.tuner.slices import SLICE_SECONDS, slice_seconds, told, with_headroom, with_mfu
 
 GPUS = tuple(
     Device(uuid=f"GPU-{n}", name="NVIDIA H100 80GB HBM3", memory_bytes=80 << 30, capability="9.0") for n in (0, 1)
@@ -97,6 +105,22 @@ def test_a_slice_with_budget_left_that_never_answered_hung() -> None:
     record = told(RUNNING, outcome, seconds=7, deadline_seconds=SLICE_SECONDS)
     assert record.failure is not None
     assert (record.state, record.failure.kind) == (State.PRUNED, FailureKind.HANG)
+
+
+def test_a_compile_that_the_budget_cut_short_has_its_name_and_may_be_tried_again() -> None:
+    record = told(RUNNING, failed(FailureKind.COMPILE_TIMEOUT, "budget"), seconds=7, deadline_seconds=10)
+    assert (record.state, record.stopped) == (State.PRUNED, Stopped(reason="budget", bound=7))
+    assert record.failure is not None and record.failure.kind is FailureKind.COMPILE_TIMEOUT
+    assert deserves_repeat([record])
+
+
+def test_a_gpu_that_faults_again_does_so_for_its_config() -> None:
+    fault = failed(FailureKind.GPU_FAULT)
+    first = told(RUNNING, fault, seconds=7, deadline_seconds=60)
+    again = RUNNING.model_copy(update={"number": 4})
+    assert told(again, fault, [first, again], seconds=7, deadline_seconds=60).state is State.PRUNED
+    other = again.model_copy(update={"config": {**defaults(), "micro_batch": 8}})
+    assert told(other, fault, [first, other], seconds=7, deadline_seconds=60).state is State.FAIL
 
 
 def test_a_shallow_measurement_is_no_value() -> None:
@@ -176,6 +200,84 @@ def test_caches_are_shared_only_by_what_compiles_alike(
     assert first.parent == tmp_path / "cache"
 
 
+REQUEST = MeasureRequest(
+    workload=SPEC.workload,
+    config=defaults(),
+    role=Role.CONFIRM,
+    fidelity=FULL_DEPTH,
+    seed=0,
+    devices=(),
+    deadline_seconds=60,
+    cache_folder="/studies/s/cache/abc",
+)
+COMPARED = MEASURED.model_copy(update={"telemetry": Telemetry(numerics=Numerics(checked=True))})
+
+
+def ended(outcome: Measured | Failed, **fields: object) -> TrialRecord:
+    return told(RUNNING, outcome, seconds=7, deadline_seconds=60).model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    ("records", "update"),
+    [
+        pytest.param([], {}, id="the first slice"),
+        pytest.param([ended(failed(FailureKind.HOST_OOM))], {"compile_threads": 1}, id="killed before"),
+        pytest.param(
+            [ended(failed(FailureKind.COMPILE_ERROR))],
+            {"cache_folder": "/studies/s/cache/abc-1"},
+            id="a compile error before: beside the cache that is left aside",
+        ),
+        pytest.param(
+            [ended(failed(FailureKind.HOST_OOM), config={**defaults(), "micro_batch": 8})], {}, id="another config's"
+        ),
+        pytest.param([ended(COMPARED)], {"numerics": False}, id="compared before"),
+        pytest.param([ended(MEASURED)], {}, id="measured and not compared"),
+        pytest.param(
+            [ended(failed(FailureKind.INFRASTRUCTURE, CACHE_FOLDER), config={**defaults(), "micro_batch": 8})],
+            {"cache_folder": f"/scratch/autocompile-{os.getuid()}/abc"},
+            id="the disk of the caches broke: for all configs",
+        ),
+        pytest.param(
+            [ended(failed(FailureKind.INFRASTRUCTURE, CACHE_FOLDER), number=1)], {}, id="in an earlier run of the study"
+        ),
+    ],
+)
+def test_what_a_slice_is_asked_after_failures(
+    records: list[TrialRecord], update: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    assert repeated(REQUEST, records, first_number=2) == REQUEST.model_copy(update=update)
+
+
+@pytest.mark.parametrize(
+    ("cache", "subkind"),
+    [
+        pytest.param("/studies/s/cache/abc", CACHE_FOLDER, id="the usual one"),
+        pytest.param(f"/scratch/autocompile-{os.getuid()}/abc", SPARE_CACHE_FOLDER, id="the spare one"),
+    ],
+)
+def test_a_broken_cache_folder_is_named(cache: str, subkind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/scratch")
+    answer = with_cache_named(
+        failed(FailureKind.INFRASTRUCTURE, CACHE_FOLDER), REQUEST.model_copy(update={"cache_folder": cache})
+    )
+    assert isinstance(answer, Failed)
+    assert (answer.failure.subkind, answer.failure.message) == (subkind, f"m (cache folder {cache})")
+    assert with_cache_named(MEASURED, REQUEST) == MEASURED
+
+
+def test_a_cache_folder_that_cannot_be_made_is_told_from_the_slice_s_own(tmp_path: Path) -> None:
+    seed, file = tmp_path / "seed", tmp_path / "file"
+    seed.mkdir()
+    file.write_text("")
+    broken = prepare(REQUEST.model_copy(update={"cache_folder": str(file / "abc")}), tmp_path / "trial", seed)
+    assert broken is not None
+    assert (broken.failure.subkind, broken.failure.message) == (CACHE_FOLDER, f"cache folder {file}/abc: File exists")
+    lost = prepare(REQUEST, file / "trial", None)
+    assert lost is not None
+    assert lost.failure.subkind is None
+
+
 def test_a_cache_that_is_in_use_is_not_overwritten_by_the_seed(tmp_path: Path) -> None:
     seed, cache = tmp_path / "seed", tmp_path / "cache"
     for folder, text in ((seed, "seed"), (cache, "compiled")):
@@ -199,3 +301,20 @@ def test_with_headroom(used_bytes: int, flags: tuple[str, ...], degraded: tuple[
     record = with_headroom(RUNNING.model_copy(update={"outcome": outcome}), SPEC, FACTS)
     assert record.measurement is not None
     assert record.measurement.degraded == degraded
+
+
+@pytest.mark.parametrize(
+    ("flops_per_second", "ceiling", "mfu"),
+    [
+        pytest.param(300e12, 750e12, 0.4, id="a share of what a matrix product reaches"),
+        pytest.param(None, 750e12, None, id="arithmetic that could not be counted"),
+        pytest.param(300e12, None, None, id="no matrix product to compare with"),
+    ],
+)
+def test_with_mfu(flops_per_second: float | None, ceiling: float | None, mfu: float | None) -> None:
+    update = {"model_flops_per_second": flops_per_second}
+    outcome = Measured(measurement=MEASURED.measurement.model_copy(update=update))
+    facts = FACTS.model_copy(update={"matmul_flops_per_second": ceiling})
+    record = with_mfu(RUNNING.model_copy(update={"outcome": outcome}), facts)
+    assert record.measurement is not None
+    assert record.measurement.mfu == mfu

@@ -1,0 +1,157 @@
+"""A workload built once more, small enough to keep, whose training steps are watched instead of taken."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from autocompile.slice.cycles import Cycle, cycles
+from autocompile.slice.deviation import Step
+from autocompile.spec import MeasureRequest, gradient_accumulation
+from autocompile.workloads.job import Context, Job, prepare, trainable
+
+STEPS = 3  # compared, each on other batches
+_MOST_TRIES = 20  # of a step: fp16's scaler skips some until it has found its scale
+_FILLED_STD = 0.01
+
+State = Mapping[str, Tensor]
+
+
+class Onlooker(Optimizer):
+    """Sees what an optimizer would see, and changes nothing."""
+
+    def __init__(self, job: Job) -> None:
+        optimizer = job.optimizer(trainable(job.model))
+        super().__init__(optimizer.param_groups, {})  # its groups, for a training step that looks at them
+        self._names = {parameter: name for name, parameter in job.model.named_parameters()}
+        self.forget()
+
+    def forget(self) -> None:
+        self.gradients: dict[str, Tensor] | None = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        parameters: Iterable[Any] = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
+        self.gradients = {
+            self._names[parameter]: _on_host(parameter.grad)
+            for parameter in parameters
+            if parameter in self._names and parameter.grad is not None
+        }
+        return result
+
+
+def _on_host(gradient: Tensor) -> Tensor:
+    dense = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense.detach().to("cpu", copy=True)  # the next step may write where this one lies
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A job whose weights stay as they are while it trains; the same batches and seeds for each copy."""
+
+    job: Job
+    onlooker: Onlooker
+    n_micro_batches: int
+    seed: int
+    device: torch.device
+    stepped: Callable[[], None]  # told after each step, for deadlines
+
+    def step(self, batches: Cycle) -> Tensor:
+        if self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        return torch.as_tensor(self.job.train_step(self.job.model, batches, self.onlooker)).detach()
+
+    def warm_up_batches(self) -> Iterator[Cycle]:
+        """Those that will be compared, over and over."""
+        while True:
+            yield from itertools.islice(cycles(self.job, self.n_micro_batches), STEPS)
+
+    def steps(self, *, draw: int = 0) -> Iterator[Step]:
+        """The steps to compare; those of another ``draw`` use other random numbers on the same batches."""
+        stream = cycles(self.job, self.n_micro_batches)
+        for number in range(STEPS):
+            torch.manual_seed(self.seed + number)
+            batches = next(stream)
+            torch.manual_seed(self.seed + number + STEPS * draw)
+            yield self._recorded(batches)
+
+    def _recorded(self, batches: Cycle) -> Step:
+        """Without gradients if even the last try does not get to the optimizer."""
+        self.onlooker.forget()
+        before = self._random_state()
+        for _ in range(_MOST_TRIES):
+            loss = self.step(batches)
+            self.stepped()
+            if self.onlooker.gradients is not None:
+                break
+        return Step(
+            loss=float(loss),
+            loss_spacing=torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0,
+            gradients=self.onlooker.gradients or {},
+            is_random=not torch.equal(before, self._random_state()),
+        )
+
+    def _random_state(self) -> Tensor:
+        state = torch.get_rng_state()
+        return torch.cat((state, torch.cuda.get_rng_state(self.device))) if self.device.type == "cuda" else state
+
+
+def make_copy(
+    request: MeasureRequest, *, device: torch.device, layers: int | None, stepped: Callable[[], None]
+) -> Copy:
+    """Build the workload of this request once more, with so many layers. The copy before it must be gone."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    micro_batch = int(request.config["micro_batch"])
+    ctx = Context.of(request.workload, device=device, micro_batch=micro_batch, seed=request.seed, depth=layers)
+    job = prepare(ctx, request.workload)
+    stepped()
+    return Copy(
+        job=job,
+        onlooker=Onlooker(job),
+        n_micro_batches=gradient_accumulation(request.workload, request.config),
+        seed=request.seed,
+        device=device,
+        stepped=stepped,
+    )
+
+
+def fill_zeros(model: nn.Module) -> None:
+    """Give small random values to trained weights that are all zero: what lies before them gets no gradient.
+
+    LoRA's B starts so, and the last projection of a residual branch often does.
+    """
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in trainable(model):
+            if not parameter.any():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * _FILLED_STD)
+
+
+def saved_state(model: nn.Module) -> State:
+    """Weights and buffers, those included that no state dict holds, on the host."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model)}
+
+
+def restore_state(model: nn.Module, state: State) -> None:
+    """In place. What is as it was is not written to: a buffer may be an expanded view."""
+    with torch.no_grad():
+        for name, tensor in _tensors(model):
+            saved = state[name].to(tensor.device)
+            if not torch.equal(tensor, saved):
+                tensor.copy_(saved)
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return itertools.chain(model.named_parameters(), model.named_buffers())
