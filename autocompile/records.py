@@ -100,7 +100,7 @@ class Measurement(Value):
     """One measured slice. ``tokens_per_second`` counts ``unit`` per second of steady training, compile excluded.
 
     ``mfu`` is ``model_flops_per_second`` (of the model's own arithmetic, recomputation not counted) as a share of what
-    a matrix product reaches on this device, see Facts. ``data_wait_seconds`` is the host's wait for batches per cycle.
+    a matrix product reaches on this device, see Facts. ``data_wait_seconds`` a cycle is the device's wait for batches.
     """
 
     tokens_per_second: float = Field(gt=0)
@@ -166,7 +166,8 @@ class Deviation(Value):
 class Numerics(Value):
     """How far the config's loss and gradients lie from an fp32 eager reference; ``worst`` is nearest to its limit.
 
-    ``checked`` is false where no reference could be made; ``note`` says why, or how randomness was kept out.
+    ``checked`` is false where there was nothing to compare with or no limit that could tell; ``note`` says why, or
+    what the comparison left out, such as dropout.
     """
 
     checked: bool

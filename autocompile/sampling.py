@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import optuna
@@ -22,6 +23,7 @@ from autocompile.knob_table import KnobValue
 from autocompile.records import State, TrialRecord
 from autocompile.search.canonical import Key, by_key, canonical, key
 from autocompile.search.objective import objective
+from autocompile.search.per_record import PerRecord
 from autocompile.space import Choices, Config, Parameter, Traits, choose
 from autocompile.spec import Facts, Role, Search, StudySpec, traits
 from autocompile.values import remembered
@@ -49,7 +51,7 @@ def suggest(
 
     seed = spec.seed + len(records)
     match spec.plan:
-        case Search(sampler="auto" | "tpe") if not known.keys() <= tried:
+        case Search(sampler="auto" | "tpe") if len(known) > len(tried) or not known.keys() <= tried:
             walk = _walk(spec, facts)
             asked = map(key, islice(_asks(_study(walk, told, seed=seed), walk), N_ASKS))
             found = next(filter(may_be, asked), None)
@@ -73,15 +75,11 @@ def _any(names: Sequence[Key], may_be: Callable[[Key], bool], rng: random.Random
 
 @dataclass(frozen=True, kw_only=True)
 class _Walk:
-    """How configs and Optuna's parameters turn into each other. ``fixed`` is what all candidates agree on.
-
-    ``trials`` remembers what each record became: most of them are in the next question too.
-    """
+    """How configs and Optuna's parameters turn into each other. ``fixed`` is what all candidates agree on."""
 
     spec: StudySpec
     traits: Traits
     fixed: Config
-    trials: dict[int, tuple[TrialRecord, FrozenTrial | None]] = field(default_factory=dict)
 
     def ask(self, trial: Trial) -> Config:
         """The space walked with the sampler's choices, so that a condition is asked before what hangs on it."""
@@ -93,13 +91,6 @@ class _Walk:
             return values[trial.suggest_int(label, 0, len(values) - 1)]
 
         return choose(self.spec.space, self.traits, self.fixed, pick)
-
-    def trial(self, record: TrialRecord) -> FrozenTrial | None:
-        """As Optuna knows it; None where the record teaches nothing about its config."""
-        known = self.trials.get(record.number)
-        if known is None or known[0] is not record:
-            known = self.trials[record.number] = record, _trial(self, record)
-        return known[1]
 
     def told(self, config: Config) -> tuple[dict[str, KnobValue], dict[str, BaseDistribution]]:
         """This config as Optuna's parameters and distributions; what is no value of the space is left out."""
@@ -121,6 +112,11 @@ class _Walk:
 
 
 @remembered(2)
+def _trials(walk: _Walk) -> PerRecord[FrozenTrial | None]:
+    return PerRecord(partial(_trial, walk))
+
+
+@remembered(2)
 def _walk(spec: StudySpec, facts: Facts) -> _Walk:
     return _Walk(spec=spec, traits=traits(spec, facts), fixed=_fixed(list(by_key(spec, facts).values())))
 
@@ -139,12 +135,12 @@ def _study(walk: _Walk, told: Sequence[TrialRecord], *, seed: int) -> optuna.Stu
             multivariate=True, group=True, constant_liar=True, n_startup_trials=N_STARTUP_TRIALS, seed=seed
         )
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.add_trials([trial for record in told if (trial := walk.trial(record))])
+    study.add_trials(filter(None, _trials(walk).of(told)))
     return study
 
 
 def _trial(walk: _Walk, record: TrialRecord) -> FrozenTrial | None:
-    """None also of a failure of the machine, and without a full-depth value."""
+    """None where the record teaches nothing about its config: a failure of the machine, no full-depth value."""
     params, distributions = walk.told(canonical(record.config))
     match record.state:
         case State.RUNNING:

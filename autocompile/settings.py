@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from autocompile.catalogue import source_of
 from autocompile.errors import UserError
-from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue, coerce, problem
+from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
 from autocompile.space import load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
@@ -203,21 +203,10 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:
-    """What is pinned must leave something to measure; see `autocompile.search.canonical` for what is ruled out."""
-    global_batch, pinned = spec.workload.global_batch, spec.pinned
-    if global_batch is None:
-        return
-    micro_batch = pinned.get("micro_batch")
-    if isinstance(micro_batch, int) and global_batch % micro_batch:
+    """What is pinned must leave something to measure."""
+    global_batch, micro_batch = spec.workload.global_batch, spec.pinned.get("micro_batch")
+    if global_batch is not None and isinstance(micro_batch, int) and global_batch % micro_batch:
         raise UserError(f"micro_batch={micro_batch} does not divide the global batch of {global_batch}")
-    space = spec.space.parameters.get("micro_batch", ())
-    sizes = {int(value) for block in space for value in block.values()} or {int(KNOBS["micro_batch"].default)}
-    legal = {micro_batch} if isinstance(micro_batch, int) else sizes
-    if pinned.get("mode") in CUDA_GRAPH_MODES and pinned.get("scope") != "none" and global_batch not in legal:
-        wanted = f"a global batch that is one micro-batch ({', '.join(map(str, sorted(legal)))})"
-        raise UserError(
-            f"mode={pinned['mode']} does not bear gradient accumulation: expected {wanted}, found {global_batch}"
-        )
 
 
 def _complaints(error: ValidationError, source: str) -> Iterator[str]:

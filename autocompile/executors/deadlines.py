@@ -21,7 +21,7 @@ class Overdue(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """``compile_share`` is how much of the whole slice's time its first step may take: the rest is for measuring it.
+    """``compile_share`` is how much of the time that is left when compiling begins the first step may take.
 
     ``exit_seconds`` is what a child may take to exit once its answer lies there complete.
     """
@@ -75,10 +75,10 @@ def overdue(pace: Pace, limits: Limits, *, deadline_seconds: float, now: float) 
     if pace.first_step_seconds is not None:
         bound = _step_bound(pace, limits)
         return (Overdue.STEP, bound) if now - pace.changed >= bound else None
-    bound = min(limits.compile_seconds, limits.compile_share * deadline_seconds)
-    if pace.compile_began is not None and now - pace.compile_began >= bound:
-        return Overdue.COMPILE, bound
-    return None
+    if pace.compile_began is None:
+        return None
+    bound = min(limits.compile_seconds, limits.compile_share * (deadline_seconds - pace.compile_began))
+    return (Overdue.COMPILE, bound) if now - pace.compile_began >= bound else None
 
 
 def _is_counted(pace: Pace) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from autocompile.records import Result, Verdict
 from autocompile.report.study import Row, Study, row, runs_of, spread
-from autocompile.report.words import duration, gib, rate, tokens
+from autocompile.report.words import duration, gib, rate, short, tokens
+from autocompile.space import Config
+from autocompile.spec import Paired
 
 ALLOWANCE = "a fixed allowance of 3 % between single runs"
 NOTABLE_SPREAD = 0.15
@@ -15,6 +17,10 @@ def sentence(study: Study) -> str:
     """What the study says about compile for this training, worst news included."""
     verdict = study.verdict
     best = row(verdict.config, study.records) if verdict.config is not None else None
+    if verdict.speedup_vs_best_eager is not None and (first := _rival(study)) is not None:
+        word = {Result.WIN: "faster", Result.LOSS: "slower"}.get(verdict.result, "no difference beyond the noise")
+        parts = [f"{verdict.speedup_vs_best_eager:.3f}x the speed of {short(first)}: {word}", *_unsteady(study)]
+        return "; ".join([*parts, *([] if verdict.confirmed else [PROVISIONAL])])
     match verdict.result:
         case Result.WIN:
             parts = _win(study, best)
@@ -25,6 +31,14 @@ def sentence(study: Study) -> str:
         case _:
             return "nothing was measured, so there is no verdict"
     return "; ".join([*parts, *_unsteady(study), *([] if verdict.confirmed else [PROVISIONAL])])
+
+
+def _rival(study: Study) -> Config | None:
+    """What the others of a paired plan are compared with, where that is no eager config against compiled ones."""
+    plan = study.spec.plan
+    if not isinstance(plan, Paired) or {config["scope"] == "none" for config in plan.configs} == {True, False}:
+        return None
+    return plan.configs[0]
 
 
 def _unsteady(study: Study) -> list[str]:

@@ -102,7 +102,7 @@ def row(config: Config, records: Sequence[TrialRecord]) -> Row | None:
         peak_memory_bytes=max(peaks, default=None),
         compile_seconds=max(one.compile.cold_seconds for kept, one in measured(records) if kept.config == dict(config)),
         trials=tuple(record.number for record, _ in runs),
-        confirmed=runs[0][0].role is Role.CONFIRM,
+        confirmed=len(runs) > 1 and runs[0][0].role is Role.CONFIRM,
         degraded=tuple(sorted({flag for measurement in found for flag in measurement.degraded})),
         unit=found[0].unit,
     )

@@ -40,10 +40,10 @@ class Means:
     def fits(self, config: Config, *, n_blocks: int = _USUAL_BLOCKS) -> bool:
         """Whether a search slice ends before the time kept back, which holds at least so many blocks.
 
-        As long as nothing was measured, any may try.
+        As long as nothing was measured, any may try, but none again in less time than it had before.
         """
         if not self.history.costs.measured:
-            return self.left > 0
+            return self.left > self.history.costs.at_least.get(key(config), 0.0)
         return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, n_blocks) <= self.left
 
     def pays(self, config: Config) -> bool:

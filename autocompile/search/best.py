@@ -8,7 +8,7 @@ from typing import Literal
 
 from autocompile.records import Result, State, TrialRecord
 from autocompile.search.canonical import canonical, key, micro_batch
-from autocompile.search.history import History
+from autocompile.search.history import History, history_of
 from autocompile.search.verdict import verdict
 from autocompile.space import Config
 from autocompile.spec import (
@@ -41,7 +41,7 @@ def best_config(name: str, spec: StudySpec, facts: Facts, records: Sequence[Tria
         study=name,
         result=_RESULTS[found.result],
         config=config,
-        expected=_expected(History(spec, facts, tuple(records)), config, found.confirmed_by),
+        expected=_expected(history_of(spec, facts, tuple(records)), config, found.confirmed_by),
         evidence=Evidence(
             speedup=found.speedup,
             speedup_vs_best_eager=found.speedup_vs_best_eager,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
 from autocompile.space import Config, configs, default_config
-from autocompile.spec import Facts, StudySpec, WorkloadSpec, gradient_accumulation, traits
+from autocompile.spec import Facts, StudySpec, WorkloadSpec, traits
 from autocompile.values import remembered
 
 Key: TypeAlias = tuple[KnobValue, ...]
@@ -112,7 +112,7 @@ def _domain(spec: StudySpec, facts: Facts) -> _Domain:
     """Once for a study, since a space may hold ten thousand configs."""
     distinct: dict[Key, Config] = {}
     for config in configs(spec.space, traits(spec, facts), settings(spec, facts)):
-        if _divides(spec.workload, config) and _has_regions(facts, config) and _keeps_gradients(spec.workload, config):
+        if _divides(spec.workload, config) and _has_regions(facts, config):
             distinct.setdefault(key(config), canonical(config))
     found = sorted(distinct.values(), key=lambda config: known_to_fail(config) is not None)
     return _Domain(
@@ -132,11 +132,6 @@ def _has_regions(facts: Facts, config: Config) -> bool:
         {"layer"} if config["gradient_checkpointing"] else set()
     )
     return needed <= facts.regions.keys()
-
-
-def _keeps_gradients(workload: WorkloadSpec, config: Config) -> bool:
-    """Graph replay may overwrite a gradient that is still accumulated, without an error (pytorch#96693)."""
-    return not _records_graphs(config) or gradient_accumulation(workload, config) == 1
 
 
 def _records_graphs(config: Config) -> bool:

@@ -13,7 +13,7 @@ from autocompile.spec import Paired
 
 _NOISE = 0.01  # standard deviation between processes of one config; 0.3 to 1.5 % were seen on an H200
 _HOPELESS = 5 * _NOISE  # slower than the best by more: not worth a confirmation
-_MOST_FINALISTS = 5
+_MOST_FINALISTS = 3
 
 
 def finalists(history: History) -> list[Score]:

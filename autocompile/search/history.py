@@ -11,6 +11,7 @@ from autocompile.search.canonical import Key, by_key, is_eager, key
 from autocompile.search.cost import Costs, costs
 from autocompile.search.lessons import Lessons, lessons
 from autocompile.search.objective import objective
+from autocompile.search.per_record import PerRecord
 from autocompile.search.treatment import is_over
 from autocompile.space import Config
 from autocompile.spec import FULL_DEPTH, Facts, Paired, Role, StudySpec
@@ -28,11 +29,11 @@ class Score:
     def config(self) -> Config:
         return self.record.config
 
-    @property
+    @cached_property
     def key(self) -> Key:
         return key(self.config)
 
-    @property
+    @cached_property
     def eager(self) -> bool:
         return is_eager(self.config)
 
@@ -53,15 +54,15 @@ class History:
     @cached_property
     def trials(self) -> dict[Key, list[TrialRecord]]:
         """Baselines and search by config, in the order they were started."""
-        return self._by_config(Role.BASELINE, Role.SEARCH)
+        return self._by_role[Role.SEARCH]
 
     @cached_property
     def confirmations(self) -> dict[Key, list[TrialRecord]]:
-        return self._by_config(Role.CONFIRM)
+        return self._by_role[Role.CONFIRM]
 
     @cached_property
     def sustained(self) -> dict[Key, list[TrialRecord]]:
-        return self._by_config(Role.PROBE)
+        return self._by_role[Role.PROBE]
 
     @cached_property
     def running(self) -> tuple[TrialRecord, ...]:
@@ -71,7 +72,12 @@ class History:
     def searched(self) -> tuple[Score, ...]:
         """Configs that may win by their search values, best first; one whose confirmation failed may not."""
         scores = self._scores(self.trials)
-        return tuple(score for score in scores if not self.spoiled(score.key))
+        return tuple(score for score in scores if not self.spoiled(score.key)) if self.confirmations else scores
+
+    @cached_property
+    def values(self) -> dict[Key, float]:
+        """The objective of each of these."""
+        return {score.key: score.objective for score in self.searched}
 
     @cached_property
     def confirmed(self) -> tuple[Score, ...]:
@@ -92,7 +98,7 @@ class History:
 
     @cached_property
     def lessons(self) -> Lessons:
-        return lessons(self.records)
+        return lessons([entry.record for entry in self._entries if entry.failed])
 
     @cached_property
     def costs(self) -> Costs:
@@ -102,16 +108,15 @@ class History:
     def cold_seconds(self) -> dict[Key, float]:
         """Of a compile from an empty cache; a confirmation sees a warm one and may not know."""
         cold: dict[Key, float] = {}
-        for record in self.records:
-            if (measurement := record.measurement) is not None:
-                name = self.keys[record.number]
-                cold[name] = max(measurement.compile.cold_seconds, cold.get(name, 0.0))
+        for entry in self._entries:
+            if entry.cold_seconds is not None:
+                cold[entry.key] = max(entry.cold_seconds, cold.get(entry.key, 0.0))
         return cold
 
     def objective(self, record: TrialRecord) -> float:
         if record.number not in self._objectives:
             assert record.measurement is not None
-            cold = self.cold_seconds[self.keys[record.number]]
+            cold = self.cold_seconds[key(record.config)]
             self._objectives[record.number] = objective(self.spec, record.measurement, cold_seconds=cold)
         return self._objectives[record.number]
 
@@ -120,39 +125,85 @@ class History:
         return {}
 
     @cached_property
-    def keys(self) -> dict[int, Key]:
-        """By number."""
-        return {record.number: key(record.config) for record in self.records}
+    def _entries(self) -> list[_Entry]:
+        """In the order they were started."""
+        return sorted(_entries(self.spec, self.facts).of(self.records), key=_number)
 
     @cached_property
     def ordered(self) -> list[TrialRecord]:
         """The slices at full depth in the order they were started."""
-        ordered = sorted(self.records, key=lambda record: record.number)
-        return [record for record in ordered if record.fidelity is FULL_DEPTH or record.fidelity == FULL_DEPTH]
+        return [entry.record for entry in self._entries if entry.full_depth]
 
-    def _by_config(self, *roles: Role) -> dict[Key, list[TrialRecord]]:
-        grouped: dict[Key, list[TrialRecord]] = {}
-        for record in self.ordered:
-            if record.role in roles:
-                grouped.setdefault(self.keys[record.number], []).append(record)
+    @cached_property
+    def _by_role(self) -> dict[Role, dict[Key, list[TrialRecord]]]:
+        """By config, baselines with the search."""
+        grouped: dict[Role, dict[Key, list[TrialRecord]]] = {role: {} for role in Role}
+        for entry in self._entries:
+            if entry.full_depth:
+                role = Role.SEARCH if entry.record.role is Role.BASELINE else entry.record.role
+                grouped[role].setdefault(entry.key, []).append(entry.record)
         return grouped
 
     def _scores(self, attempts: dict[Key, list[TrialRecord]]) -> tuple[Score, ...]:
         latest = [records[-1] for records in attempts.values() if records]
-        scores = [Score(self.objective(record), record) for record in latest if self.counts(record)]
-        return tuple(sorted(scores, key=lambda score: -score.objective))
+        entries = [entry for entry in _entries(self.spec, self.facts).of(latest) if entry.counts]
+        scores = [entry.steady or Score(self.objective(entry.record), entry.record) for entry in entries]
+        return tuple(sorted(scores, key=_descending))
 
     def counts(self, record: TrialRecord) -> bool:
-        """Whether it may win. Plain whole-model compile is for comparison only where the space does not hold it."""
-        if not usable(self.spec, self.facts, record):
-            return False
-        given = isinstance(self.spec.plan, Paired) or is_eager(record.config)
-        return given or self.keys[record.number] in by_key(self.spec, self.facts)
+        """Whether it may win."""
+        return _entries(self.spec, self.facts).of([record])[0].counts
 
     def spoiled(self, name: Key) -> bool:
         """Whether its last confirmation failed."""
         attempts = self.confirmations.get(name, [])
         return is_over(attempts) and not usable(self.spec, self.facts, attempts[-1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entry:
+    """A record with what it says by itself. Whether it ``counts``: whether it may win.
+
+    ``steady`` is its score where no run is planned: else other slices know how long its compile takes.
+    """
+
+    record: TrialRecord
+    key: Key
+    full_depth: bool
+    failed: bool
+    counts: bool
+    cold_seconds: float | None
+    steady: Score | None
+
+
+@remembered(4)
+def _entries(spec: StudySpec, facts: Facts) -> PerRecord[_Entry]:
+    space, steady = by_key(spec, facts), spec.planned_tokens is None and spec.planned_steps is None
+
+    def entry(record: TrialRecord) -> _Entry:
+        """Plain whole-model compile is for comparison only where the space does not hold it."""
+        name, measurement = key(record.config), record.measurement
+        given = isinstance(spec.plan, Paired) or is_eager(record.config) or name in space
+        counts = given and usable(spec, facts, record)
+        return _Entry(
+            record=record,
+            key=name,
+            full_depth=record.fidelity == FULL_DEPTH,
+            failed=record.failure is not None,
+            counts=counts,
+            cold_seconds=measurement.compile.cold_seconds if measurement else None,
+            steady=Score(objective(spec, measurement), record) if counts and measurement and steady else None,
+        )
+
+    return PerRecord(entry)
+
+
+def _descending(score: Score) -> float:
+    return -score.objective
+
+
+def _number(entry: _Entry) -> int:
+    return entry.record.number
 
 
 @remembered(4)

@@ -75,11 +75,10 @@ def first_compiled(history: History) -> list[Config]:
 def climbs(history: History) -> list[Config]:
     """The next micro-batches to measure, of the better known-good config and of eager, smaller ones first."""
     usual = [config for config in first_compiled(history) if known_to_fail(config) is None]
-    values = {score.key: score.objective for score in history.searched}
     started = [config for config in usual if key(config) in history.trials]
     starts = [base(history)]
     if started and all(is_over(history.trials[key(config)]) for config in started):
-        starts = [max(started, key=lambda config: values.get(key(config), 0.0)), *starts]
+        starts = [max(started, key=lambda config: history.values.get(key(config), 0.0)), *starts]
     found = [step for start in starts if (step := _next_micro_batch(history, start)) is not None]
     return sorted(found, key=lambda config: (micro_batch(config), is_eager(config)))
 
@@ -110,7 +109,6 @@ def _next_micro_batch(history: History, start: Config) -> Config | None:
 
 def _walk(history: History, path: Sequence[Config]) -> tuple[bool, Config | None]:
     """Whether there is no need to walk the other way, and the first config of the path not tried yet."""
-    values = {score.key: score.objective for score in history.searched}
     best = 0.0
     for index, config in enumerate(path):
         attempts = history.trials.get(key(config), [])
@@ -119,7 +117,7 @@ def _walk(history: History, path: Sequence[Config]) -> tuple[bool, Config | None
             return index > 1, None if hopeless else config
         if not is_over(attempts):
             return True, None
-        value = values.get(key(config))
+        value = history.values.get(key(config))
         if value is None and best == 0.0 and _descends(path) and _memory_ended(history, attempts):
             continue
         if value is None or value < best * _GAIN:

@@ -42,8 +42,9 @@ def lessons(records: Sequence[TrialRecord]) -> Lessons:
     failed: dict[tuple[str, _Group], tuple[float, TrialRecord]] = {}
     pairs: dict[str, TrialRecord] = {}
     for record in records:
-        failure = record.failure
-        if failure is None or record.state is not State.PRUNED or record.stopped or record.fidelity != FULL_DEPTH:
+        if record.state is not State.PRUNED or record.stopped or record.fidelity != FULL_DEPTH:
+            continue
+        if (failure := record.failure) is None:
             continue
         pair = known_to_fail(record.config)
         if pair and failure.kind not in _SAY_NOTHING_OF_A_PAIR:

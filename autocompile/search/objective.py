@@ -15,8 +15,9 @@ def objective(
     of compile is known from another slice, where this one found a warm cache.
     """
     speed = measurement.tokens_per_second if full_depth is None else full_depth
-    planned = spec.tokens_of_run(measurement.tokens_per_second * measurement.step_seconds.median)
-    if planned is None:
+    if spec.planned_tokens is None and spec.planned_steps is None:
         return speed
+    planned = spec.tokens_of_run(measurement.tokens_per_second * measurement.step_seconds.median)
+    assert planned is not None
     cold = measurement.compile.cold_seconds if cold_seconds is None else cold_seconds
     return planned / (cold + planned / speed)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autocompile.records import Derived, TrialRecord
 from autocompile.search.canonical import candidates, canonical, key, known_to_fail
-from autocompile.search.history import History
+from autocompile.search.history import History, history_of
 from autocompile.search.known_good import first_compiled, plain_compile
 from autocompile.search.lessons import reason_against
 from autocompile.space import Config
@@ -17,7 +17,7 @@ _SHORT = 20  # in a small space all are listed, in a large one those that every 
 
 def derived(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> list[Derived]:
     """Known-good configs and baselines that were skipped, and the rest of the space where the list stays short."""
-    history = History(spec, facts, tuple(records))
+    history = history_of(spec, facts, tuple(records))
     plain = plain_compile(history)
     expected = [*first_compiled(history), *([plain] if plain else [])]
     usual = {key(config): found for config in expected if (found := _skipped(history, config, warned=True))}

@@ -88,11 +88,12 @@ def brake_reason(records: Sequence[TrialRecord]) -> str | None:
     A config counts once, with its last slice; what the budget or the user ended says nothing.
     """
     last: dict[Key, TrialRecord] = {}
-    for record in sorted(records, key=lambda one: one.number):
+    for record in sorted(records, key=lambda one: one.number, reverse=True):
         if record.role in (Role.BASELINE, Role.SEARCH) and record.state is not State.RUNNING and not record.stopped:
-            last.pop(key(record.config), None)
-            last[key(record.config)] = record
-    latest = list(last.values())[-_STREAK:]
+            last.setdefault(key(record.config), record)
+            if len(last) == _STREAK:
+                break
+    latest = list(reversed(last.values()))
     failures = [record.failure for record in latest if record.failure is not None]
     if len(latest) < _LEAST_STREAK or len(failures) < len(latest):
         return None
@@ -102,6 +103,8 @@ def brake_reason(records: Sequence[TrialRecord]) -> str | None:
 
 
 def _inconclusive(record: TrialRecord) -> bool:
+    if record.state is State.COMPLETE:
+        return False
     if record.state is State.FAIL or _cut_short(record):
         return True
     failure = record.failure

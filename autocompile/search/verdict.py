@@ -14,7 +14,7 @@ from autocompile.search.history import History, Score
 from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, simplest
 from autocompile.search.known_good import plain_compile
 from autocompile.search.lengths import by_length
-from autocompile.spec import Facts, StudySpec
+from autocompile.spec import Facts, Paired, StudySpec
 
 _ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have measured their spread
 
@@ -92,8 +92,8 @@ def _confirmed(history: History, judged: Judgement) -> _Case:
 def _provisional(history: History) -> _Case:
     """By single measurements; in a paired plan by each config's last confirmation."""
     scores = history.searched or history.confirmed
-    reference = next((score for score in scores if score.eager), None)
-    rival = simplest(history, [score for score in scores if not score.eager])
+    reference, rivals = _apart(history, scores)
+    rival = simplest(history, rivals)
     same = next((score for score in scores if rival and score.key == key(without_compile(rival.config))), None)
     ratio = rival.objective / reference.objective if rival and reference else None
     return _Case(
@@ -105,6 +105,15 @@ def _provisional(history: History) -> _Case:
         high=ratio and ratio * math.exp(_ALLOWANCE),
         speedup=rival.objective / same.objective if rival and same else None,
     )
+
+
+def _apart(history: History, scores: Sequence[Score]) -> tuple[Score | None, list[Score]]:
+    """Eager and what is compared with it; in a paired plan without that contrast the first config."""
+    plan, eager = history.spec.plan, [score for score in scores if score.eager]
+    if isinstance(plan, Paired) and len(eager) in (0, len(scores)):
+        first = next((score for score in scores if score.key == key(plan.configs[0])), None)
+        return first, [score for score in scores if score is not first]
+    return next(iter(eager), None), [score for score in scores if not score.eager]
 
 
 def _same(history: History, judged: Judgement) -> Arm | None:

@@ -1,11 +1,13 @@
-"""The micro-batches of each optimizer step, how long the host waits for them, and how much is in them."""
+"""The micro-batches of each optimizer step, how long the device waits for them, and how much is in them."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import torch
 
 from autocompile.workloads.job import Job
 
@@ -20,20 +22,40 @@ def cycles(job: Job, n_micro_batches: int) -> Iterator[Cycle]:
 
 
 class Waited:
-    """These cycles, and in ``seconds`` how long getting those taken so far took; a loader that keeps up takes none."""
+    """These cycles, and for how long the device stood still because one was not there yet.
 
-    def __init__(self, source: Iterator[Cycle]) -> None:
+    The host's time in the loader would tell something else on a GPU: a plain ``.to(device)`` in it waits for all that
+    was queued before, and the GPU works on meanwhile.
+    """
+
+    def __init__(self, source: Iterator[Cycle], device: torch.device) -> None:
         self._source = source
-        self.seconds = 0.0
+        self._device = device
+        self._seconds = 0.0
+        self._gaps: list[tuple[Any, Any]] = []
 
     def __iter__(self) -> Iterator[Cycle]:
         return self
 
     def __next__(self) -> Cycle:
+        if self._device.type == "cuda":
+            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before.record()  # reached when the GPU has done all that was queued
+            cycle = next(self._source)
+            after.record()
+            self._gaps.append((before, after))
+            return cycle
         began = time.perf_counter()
         cycle = next(self._source)
-        self.seconds += time.perf_counter() - began
+        self._seconds += time.perf_counter() - began
         return cycle
+
+    def seconds(self) -> float:
+        """In all cycles taken so far, those that the GPU has reached."""
+        while self._gaps and self._gaps[0][1].query():
+            before, after = self._gaps.pop(0)
+            self._seconds += before.elapsed_time(after) / 1e3
+        return self._seconds
 
 
 def tokens_per_cycle(job: Job, n_micro_batches: int, *, before: int, n: int, passed: Callable[[], None]) -> float:

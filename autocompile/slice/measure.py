@@ -59,7 +59,7 @@ class Stepper:
 class Window:
     """What one window saw.
 
-    A cycle's seconds are what training sees, so they hold the host's wait for batches, ``data_wait_seconds`` a cycle.
+    A cycle's seconds are what training sees, so they hold the device's wait for batches, ``data_wait_seconds`` a cycle.
     ``flags`` say why the window is not to be trusted. ``losses`` are those of every cycle since warm-up, of windows
     that did not count too; the last ``step_seconds.n`` are this one's.
     """

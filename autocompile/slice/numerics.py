@@ -65,7 +65,6 @@ def check(
     """
     if not request.numerics or is_plain_eager(request.config):
         return None
-    reporter.enter(Stage.CHECK)
     gc.unfreeze()
     torch._dynamo.reset()  # frees the CUDA graphs, and code that copies share must not use up a recompile limit
     observer.restart()

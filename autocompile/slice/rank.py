@@ -160,7 +160,7 @@ def _on_gpu(request: MeasureRequest) -> bool:
 
 def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimizer) -> Stepper:
     assert run.job is not None
-    job, device, fed = run.job, run.device, Waited(batches)
+    job, device, fed = run.job, run.device, Waited(batches, run.device)
 
     def step() -> torch.Tensor:
         if device.type == "cuda":
@@ -173,7 +173,7 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         watch=run.observer,
         device=device,
         stepped=run.reporter.stepped,
-        waited_seconds=lambda: fed.seconds,
+        waited_seconds=fed.seconds,
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
     )
 

@@ -81,6 +81,7 @@ class Storage:
         self._rows = rows
         self._patience = patience
         self._watch_seconds = watch_seconds
+        self._specs: dict[str, StudySpec] = {}
         self._shown = database.show(engine.url)
 
     @classmethod
@@ -169,7 +170,7 @@ class Storage:
 
     def open_trial(self, name: str, *, config: Config, role: Role, fidelity: Fidelity) -> int:
         """A running trial; its number."""
-        trial = new_trial(self._spec_to_write(name), config, role)
+        trial = new_trial(self._searched(name), config, role)
         # Mended, so that a row which was kept after all does not stay open.
         number = _kept(lambda: self._rows.open_trial(name, trial), repair=lambda: self.mend(name))
         record = TrialRecord(number=number, role=role, state=State.RUNNING, config=dict(config), fidelity=fidelity)
@@ -215,6 +216,7 @@ class Storage:
     def delete(self, name: str) -> None:
         """The study with its trials, here and in Optuna's tables; UserError while somebody holds it."""
         with self.hold(name):
+            self._specs.pop(name, None)
             self._rows.delete(name)  # first, since a row of Optuna's alone would block the name for ever
             with self._writing() as connection:
                 study = self._study_id(connection, name)
@@ -285,9 +287,12 @@ class Storage:
         raise self._unknown(name)
 
     @_again
-    def _spec_to_write(self, name: str) -> StudySpec:
+    def _searched(self, name: str) -> StudySpec:
+        """A spec with the study's space and pins, which never change."""
         with self._writing() as connection:  # a locked file is noticed here: Optuna would wait for it five times
-            return self._spec(connection, name)
+            if name not in self._specs:
+                self._specs[name] = self._spec(connection, name)
+        return self._specs[name]
 
     def _spec(self, connection: sa.Connection, name: str) -> StudySpec:
         this = STUDIES.c.id == self._study_id(connection, name)

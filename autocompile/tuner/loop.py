@@ -150,6 +150,7 @@ class _Loop:
     records: dict[int, TrialRecord]
     free: list[int] = field(init=False)
     first_number: int = field(init=False)
+    ordered: tuple[TrialRecord, ...] | None = None
     running: dict[int, _Running] = field(default_factory=dict)
     ended: SimpleQueue[_Ended | None] = field(default_factory=SimpleQueue)  # None: a signal came
 
@@ -268,7 +269,7 @@ class _Loop:
         )
         request = repeated(request, self._all(), first_number=self.first_number)
         folder = trial_folder(study.folder, number)
-        self.records[number] = record
+        self._put(record)
         self.running[number] = _Running(record=record, slot=slot, began=self.clock.now(), request=request)
         self.watch(TrialStarted(slot=slot, number=number, role=role, config=record.config, folder=folder))
         threading.Thread(target=self._run_slice, args=(number, request, folder), daemon=True).start()
@@ -323,7 +324,7 @@ class _Loop:
     def _keep(self, record: TrialRecord) -> None:
         record = with_mfu(with_headroom(record, self.study.spec, self.study.facts), self.study.facts)
         self.storage.close_trial(self.study.name, record)
-        self.records[record.number] = record
+        self._put(record)
         self.watch(TrialEnded(record=record))
 
     def _save_seconds(self) -> None:
@@ -331,8 +332,15 @@ class _Loop:
         self.storage.add_seconds(self.study.name, used - self.used)
         self.used, self.saved = used, now
 
+    def _put(self, record: TrialRecord) -> None:
+        self.records[record.number] = record
+        self.ordered = None
+
     def _all(self) -> tuple[TrialRecord, ...]:
-        return tuple(self.records[number] for number in sorted(self.records))
+        """The very same tuple until a record changes: what was found out about it is remembered."""
+        if self.ordered is None:
+            self.ordered = tuple(self.records[number] for number in sorted(self.records))
+        return self.ordered
 
     def _used(self) -> float:
         return self.used + max(0.0, self.clock.now() - self.saved)  # a clock that goes back gives no time back

@@ -17,7 +17,8 @@ def repeated(request: MeasureRequest, records: Sequence[TrialRecord], *, first_n
 
     Numerics are a config's, not a process's, so once compared they need no second look.
     """
-    attempts = [record for record in records if key(record.config) == key(request.config)]
+    name = key(request.config)
+    attempts = [record for record in records if key(record.config) == name]
     found = treatment(attempts)
     cache = Path(request.cache_folder)
     if found.fresh_caches:

@@ -78,6 +78,7 @@ class Watch:
 
     seconds: dict[str, float] = field(default_factory=lambda: {"Optuna": 0.0, "the database": 0.0})
     inside: bool = False
+    study: Any = None
     thread: int = field(default_factory=threading.get_ident)
 
     def of(self, owner: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +88,8 @@ class Watch:
                 return act(*args, **kwargs)
             self.inside, began = True, time.perf_counter()
             try:
-                return act(*args, **kwargs)
+                self.last = act(*args, **kwargs)  # what came before goes here, and takes its time
+                return self.last
             finally:
                 self.seconds[owner] += time.perf_counter() - began
                 self.inside = False

@@ -116,17 +116,6 @@ def test_assignments(words, pinned, workload):
             "--set workload.rows: only a --workload script takes options",
             id="an option that nobody reads",
         ),
-        pytest.param(
-            {"global_batch": 32, "set": ["micro_batch=4", "mode=reduce-overhead"]},
-            "mode=reduce-overhead does not bear gradient accumulation: expected a global batch that is one micro-batch "
-            "(4), found 32",
-            id="CUDA graphs with accumulation",
-        ),
-        pytest.param(
-            {"global_batch": 24, "set": ["mode=max-autotune"]},
-            "expected a global batch that is one micro-batch (1, 2, 4, 8, 16, 32, 64), found 24",
-            id="CUDA graphs where every micro-batch accumulates",
-        ),
         pytest.param({"steps": 0}, "--steps: expected a whole number from 1, found 0", id="no steps"),
         pytest.param({"steps": 3}, "--steps: needs --global-batch", id="steps of unknown size"),
         pytest.param({"steps": 3, "tokens": "5M"}, "expected at most one of --tokens and --steps", id="two lengths"),
@@ -181,11 +170,6 @@ def test_a_flag_comes_before_the_files_planned_run(tmp_path, flags, planned):
     spec = study_spec(Settings(spec=spec_file(tmp_path, planned_steps=7, workload=workload), **flags))
     assert (spec.planned_tokens, spec.planned_steps) == planned
     assert spec.hash() == spec.model_copy(update={"planned_tokens": None, "planned_steps": None}).hash()
-
-
-@pytest.mark.parametrize("settings", [["mode=reduce-overhead", "micro_batch=8"], ["mode=max-autotune", "scope=none"]])
-def test_cuda_graphs_may_be_pinned_where_nothing_accumulates(settings):
-    assert asked(global_batch=8, set=settings).pinned["mode"] in ("reduce-overhead", "max-autotune")
 
 
 def test_a_spec_file_may_name_a_shipped_space(tmp_path):

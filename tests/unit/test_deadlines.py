@@ -56,12 +56,12 @@ def test_overdue(seen: list[tuple[float, Stage, int]], now: float, late: tuple[O
 @pytest.mark.parametrize(
     ("now", "late"),
     [
-        pytest.param(24.9, None, id="two thirds of the slice's time are for its first step"),
+        pytest.param(24.9, None, id="two thirds of what is left are for the first step"),
         pytest.param(25, (Overdue.COMPILE, 20), id="the rest is for measuring, so it may not take more"),
     ],
 )
 def test_a_short_slice_leaves_time_to_measure(now: float, late: tuple[Overdue, float] | None) -> None:
-    assert overdue(watched([(0, BUILD, 0), (5, COMPILE, 0)]), Limits(), deadline_seconds=30, now=now) == late
+    assert overdue(watched([(0, BUILD, 0), (5, COMPILE, 0)]), Limits(), deadline_seconds=35, now=now) == late
 
 
 def test_the_same_progress_read_again_changes_nothing() -> None:

@@ -290,7 +290,9 @@ def test_best_rows_take_confirmations_before_searches_and_keep_the_best_eager():
         ("none", 4),
     ]
     assert best_rows(RECORDS, limit=3)[0].trials == (2,)
-    assert best_rows(RECORDS, limit=3)[0].state == "confirmed"
+    assert best_rows(RECORDS, limit=3)[0].state == "measured once"  # one confirmation has no spread
+    again = best_rows([*RECORDS, trial(40, LAYER, rate_=90_000.0, role=Role.CONFIRM)], limit=3)[0]
+    assert (again.trials, again.state) == ((2, 40), "confirmed")
 
 
 def test_shallow_slices_are_no_rows():

@@ -165,19 +165,3 @@ def test_what_the_model_has_no_part_for_is_no_candidate(regions, scopes, checkpo
     found = candidates(spec(), facts(regions=regions))
     assert {config["scope"] for config in found} == scopes
     assert {config["gradient_checkpointing"] for config in found} == checkpointing
-
-
-@pytest.mark.parametrize(
-    ("mode", "global_batch", "sizes"),
-    [
-        pytest.param("reduce-overhead", None, {1, 2, 4, 8, 16}, id="no global batch: no accumulation"),
-        pytest.param("reduce-overhead", 8, {8}, id="CUDA graphs only where one micro-batch is the whole step"),
-        pytest.param("max-autotune", 64, set(), id="nowhere in the space"),
-        pytest.param("default", 64, {1, 2, 4, 8, 16}, id="no graphs: accumulate as you like"),
-    ],
-)
-def test_cuda_graphs_are_not_in_a_space_where_gradients_accumulate(mode, global_batch, sizes):
-    study = spec(workload={"global_batch": global_batch})
-    found = [c for c in candidates(study, facts()) if c["scope"] == "layer" and c["mode"] == mode]
-    assert {c["micro_batch"] for c in found} == sizes
-    assert in_space(study, facts(), {**GRAPHS, "mode": mode}) is (4 in sizes)

@@ -81,7 +81,7 @@ def test_a_fixed_global_batch_keeps_the_work_of_a_step():
     assert slice_seconds(costs(study, facts(), SEEN[:1]), config(micro_batch=16)) == 30
 
 
-WARM = [confirmed(n, LAYER, 14000, seconds=seconds, cold_seconds=0) for n, seconds in ((2, 20), (3, 22), (4, 21))]
+WARM = [confirmed(n, LAYER, 14000, seconds=seconds, cold_seconds=40) for n, seconds in ((2, 20), (3, 22), (4, 21))]
 COMPARED = [confirmed(0, LAYER, 14000, seconds=30, cold_seconds=0), confirmed(1, EAGER, 8000, seconds=25)]
 SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
 

@@ -204,6 +204,14 @@ def test_verdict(records, result, best, is_confirmed):
     assert bool(found.confirmed_by) is bool(found.rounds) is is_confirmed
 
 
+def test_a_config_that_failed_in_the_end_proves_nothing():
+    blocks = confirmations(4, (LAYER, [20000.0] * 3), (EAGER, [8000.0] * 3), (GRAPHS, [12200.0] * 3))
+    broken = failed(13, LAYER, FailureKind.NUMERICS_MISMATCH, role=Role.CONFIRM)
+    found = verdict(spec(), facts(), [*SEARCHED, *blocks, broken])
+    assert found.confirmed_by == (5, 6, 8, 9, 11, 12)
+    assert LAYER not in [run.config for run in found.by_length]
+
+
 def test_the_ratios_are_those_of_the_confirmations():
     found = verdict(spec(), facts(), [*SEARCHED, *BLOCKS])
     assert found.tokens_per_second == pytest.approx(12400)
@@ -422,7 +430,7 @@ def test_best_config_is_the_verdicts_with_what_to_expect_of_it():
     assert (shortest, longest) == (pytest.approx(2048 / 12400 * 0.99), pytest.approx(2048 / 12000 * 1.01))
     assert (best.expected.compile_seconds, best.expected.graphs) == (13, 2)
     assert best.evidence.speedup == pytest.approx((12100 * 12000 * 12400) ** (1 / 3) / 8000)
-    assert best.evidence.confirmed_by == (7, 8, 10, 11, 13, 14)  # no graphs: they accumulate; no first block
+    assert best.evidence.confirmed_by == (7, 8, 9, 10, 11, 12, 13, 14, 15)  # no first block
     assert (best.made_for.gpu, best.made_for.torch, best.made_for.triton) == ("NVIDIA H200", "2.13", "3.7")
     assert (best.workload.micro_batch, best.workload.gradient_accumulation) == (4, 8)
     assert best.workload.spec.global_batch == 32
