@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autocompile.search.blocks import DROPPED_BLOCKS
-from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key
+from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key, without_compile
 from autocompile.search.cost import compile_seconds, confirm_seconds, first_confirm_seconds, slice_seconds
 from autocompile.search.finalists import finalists
 from autocompile.search.history import History
@@ -45,6 +45,14 @@ class Means:
         if not self.history.costs.measured:
             return self.left > self.history.costs.at_least.get(key(config), 0.0)
         return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, n_blocks) <= self.left
+
+    def fits_with_eager(self, config: Config) -> bool:
+        """Whether also the same training without compile fits, which its speed would have to be compared with."""
+        plain = without_compile(config)
+        if not self.history.costs.measured or key(plain) in self.history.trials:
+            return self.fits(config)
+        longer = slice_seconds(self.history.costs, config) + slice_seconds(self.history.costs, plain)
+        return longer + self.reserve_seconds(config) <= self.left
 
     def pays(self, config: Config) -> bool:
         """Fits, and spends at most a third of the deadline on compiling while cheaper ones are untried."""

@@ -124,7 +124,7 @@ def _known_good(means: Means) -> Step | None:
         if known_to_fail(config) is None and is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     for config in climbs(history):
-        if _may_start(means, config):
+        if is_open(history, config) and means.fits_with_eager(config):
             eager = config["scope"] == "none"
             return Measure(config, Role.BASELINE if eager else Role.SEARCH, FULL_DEPTH)
     return None

@@ -249,6 +249,12 @@ def test_what_is_known_to_be_good_comes_before_the_sampler(known, study, records
     assert next_step(study, known, records, seconds_used=0) == step
 
 
+@pytest.mark.parametrize(("seconds_used", "step"), [(210, search(LAYER_8)), (220, baseline(EAGER_8))])
+def test_no_larger_compiled_batch_without_time_for_its_eager_one(seconds_used, step):
+    """Else the winner's batch would be compared with a smaller one of eager."""
+    assert next_step(spec(seconds=600), facts(), KNOWN_GOOD[:3], seconds_used) == step
+
+
 def test_no_smaller_batch_where_a_larger_one_gained():
     records = [*KNOWN_GOOD[:3], measured(3, LAYER_8, 15000), failed(4, LAYER_16, K.OOM)]
     records += [measured(5, EAGER_8, 8050), measured(6, EAGER_2, 7000)]
