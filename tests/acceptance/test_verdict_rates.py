@@ -1,4 +1,4 @@
-"""Thousands of simulated studies: how often the verdict is wrong where nothing differs, and right where one is better."""
+"""Thousands of simulated studies: how often the verdict is wrong where nothing differs, and right where one does."""
 
 from __future__ import annotations
 
