@@ -6,13 +6,14 @@ end of one trial to the end of the next is split into Optuna's calls, the databa
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -25,7 +26,17 @@ import sqlalchemy as sa
 from optuna.storages import RDBStorage
 
 from autocompile import sampling
-from autocompile.records import ANSWER, Answer, Failed, FailureKind, Measured, State, TrialRecord
+from autocompile.records import (
+    ANSWER,
+    Answer,
+    Failed,
+    Failure,
+    FailureKind,
+    Measured,
+    Stage,
+    State,
+    TrialRecord,
+)
 from autocompile.search import Measure, candidates, next_step
 from autocompile.search.canonical import key
 from autocompile.space import Config, load_space
@@ -43,7 +54,6 @@ from autocompile.spec import (
 from autocompile.storage import Storage, optuna_rows
 from autocompile.tuner import Event, Interrupted, TrialEnded, tune
 from tests.contract import fake_child
-from tests.unit.search_cases import failed
 
 N_RECORDS = 1000
 N_MORE = 40
@@ -78,7 +88,7 @@ class Watch:
 
     seconds: dict[str, float] = field(default_factory=lambda: {"Optuna": 0.0, "the database": 0.0})
     inside: bool = False
-    study: Any = None
+    study: optuna.Study | None = None
     thread: int = field(default_factory=threading.get_ident)
 
     def of(self, owner: str, act: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,8 +98,10 @@ class Watch:
                 return act(*args, **kwargs)
             self.inside, began = True, time.perf_counter()
             try:
-                self.last = act(*args, **kwargs)  # what came before goes here, and takes its time
-                return self.last
+                result = act(*args, **kwargs)
+                if isinstance(result, optuna.Study):
+                    self.study = result  # the one before is freed now, which is Optuna's time too
+                return result
             finally:
                 self.seconds[owner] += time.perf_counter() - began
                 self.inside = False
@@ -107,19 +119,16 @@ def watched() -> Iterator[Watch]:
         yield watch
 
 
-def outcome(config: Config) -> Answer:
-    """Large batches do not fit, one compiled config in ten fails."""
+def outcome(config: Config) -> Measured | Failed:
+    """Large batches do not fit, one compiled config in ten computes something else."""
     number, batch = random.Random(str(key(config))).random(), int(config["micro_batch"])
     if batch > (64 if config["gradient_checkpointing"] else 16):
-        return failed_with(FailureKind.OOM, config)
+        return Failed(failure=Failure(kind=FailureKind.OOM, stage=Stage.WARMUP, message="out of memory"))
     if number < 0.1 and config["scope"] != "none":
-        return failed_with(FailureKind.NUMERICS_MISMATCH, config)
-    return ANSWER.validate_python(fake_child.measurement(config))
-
-
-def failed_with(kind: FailureKind, config: Config) -> Failed:
-    found = failed(0, config, kind).outcome
-    assert isinstance(found, Failed)
+        kind, message = FailureKind.NUMERICS_MISMATCH, "gradients differ"
+        return Failed(failure=Failure(kind=kind, stage=Stage.CHECK, message=message))
+    found = ANSWER.validate_python(fake_child.measurement(config))
+    assert isinstance(found, Measured)
     return found
 
 
@@ -134,9 +143,7 @@ class AtOnce:
 def recorded(n_records: int) -> list[TrialRecord]:
     """What a search begins with, then configs at random."""
     records: list[TrialRecord] = []
-    while len(records) < n_records and isinstance(
-        step := next_step(SPEC, FACTS, records, 30.0 * len(records)), Measure
-    ):
+    while isinstance(step := next_step(SPEC, FACTS, tuple(records), 30.0 * len(records)), Measure):
         records.append(record(len(records), step.config, step.role))
     tried = {key(one.config) for one in records}
     untried = [config for config in candidates(SPEC, FACTS) if key(config) not in tried]
@@ -147,7 +154,6 @@ def recorded(n_records: int) -> list[TrialRecord]:
 
 def record(number: int, config: Config, role: Role) -> TrialRecord:
     found = outcome(config)
-    assert isinstance(found, Measured | Failed)
     value = found.measurement.tokens_per_second if isinstance(found, Measured) else None
     return TrialRecord(
         number=number,
@@ -170,32 +176,28 @@ def fill(storage: Storage, records: list[TrialRecord]) -> None:
 
 def measure(storage: Storage, folder: Path) -> list[dict[str, float]]:
     """Milliseconds of each further trial, in all and by whose they are."""
-    stop, seen = threading.Event(), []
+    stop = threading.Event()
+    seen: list[dict[str, float]] = []
 
     def note(event: Event) -> None:
         if isinstance(event, TrialEnded):
-            seen.append({"total": time.perf_counter(), **watch.seconds})
+            seen.append({"in all": time.perf_counter(), **watch.seconds})
             if len(seen) > N_MORE:
                 stop.set()
 
-    with watched() as watch:
-        try:
-            tune(
-                SPEC, name=NAME, storage=storage, executor=AtOnce(), folder=folder, slots=((0,),), stop=stop, watch=note
-            )
-        except Interrupted:
-            pass
+    with watched() as watch, suppress(Interrupted):
+        tune(SPEC, name=NAME, storage=storage, executor=AtOnce(), folder=folder, slots=[(0,)], stop=stop, watch=note)
     found = []
-    for before, after in zip(seen, seen[1:], strict=False):
-        trial = {name: 1000 * (after[name] - before[name]) for name in after}
-        found.append({**trial, "ours": 2 * trial["total"] - sum(trial.values())})
-    return found[:N_MORE]
+    for before, after in itertools.pairwise(seen[: N_MORE + 1]):
+        spent = {name: 1000 * (after[name] - before[name]) for name in after}
+        found.append({**spent, "ours": 2 * spent["in all"] - sum(spent.values())})
+    return found
 
 
 def main(n_records: int = N_RECORDS, url: str | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder, Storage.open(url or f"sqlite:///{folder}/study.db") as storage:
-        fill(storage, recorded(n_records))
         try:
+            fill(storage, recorded(n_records))
             trials = measure(storage, Path(folder, NAME))
         finally:
             storage.delete(NAME)
