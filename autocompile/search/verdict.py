@@ -27,7 +27,7 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
     result = _result(history, case)
     chosen = case.rival if result is Result.WIN else case.reference or case.rival
     if chosen is None:
-        return Verdict(result=Result.NONE, confirmed=False)
+        return _last_resort(history)
     return Verdict(
         result=result,
         confirmed=judged is not None,
@@ -43,6 +43,16 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
         rounds=case.rounds,
         by_length=by_length(history, chosen),
     )
+
+
+def _last_resort(history: History) -> Verdict:
+    """Where nothing may win, eager that was measured with little memory left is still how one can train."""
+    eager = [r for r in history.ordered if r.state is State.COMPLETE and is_eager(r.config) and r.measurement]
+    if not eager:
+        return Verdict(result=Result.NONE, confirmed=False)
+    best = max(eager, key=history.objective)
+    speed = best.measurement.tokens_per_second if best.measurement else None
+    return Verdict(result=Result.TIE, confirmed=False, config=dict(best.config), tokens_per_second=speed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,6 +195,13 @@ def test_steps_of_samples_are_counted_in_samples():
             False,
             id="eager does not even fit",
         ),
+        pytest.param(
+            [measured(0, EAGER, 9000, reserved_gib=139), failed(1, LAYER, FailureKind.OOM)],
+            Result.TIE,
+            EAGER,
+            False,
+            id="eager with little memory left is all there is",
+        ),
         pytest.param([measured(0, LAYER, 9000)], Result.TIE, LAYER, False, id="eager was not tried"),
     ],
 )
