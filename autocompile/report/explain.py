@@ -68,8 +68,21 @@ def _winner(study: Study) -> TrialRecord | None:
 def _section(record: TrialRecord, study: Study) -> Iterator[str]:
     won = ", the verdict's config" if record.config == study.verdict.config else ""
     yield f"trial {record.number}, {record.role}{won}: {short(record.config)}"
-    for label, text in _observed(record):
+    for label, text in (*_observed(record), *_compared_elsewhere(record, study)):
         yield f"  {_LABEL.format(label)} {' '.join(text.split())}"
+
+
+def _compared_elsewhere(record: TrialRecord, study: Study) -> Iterator[tuple[str, str]]:
+    """Numerics are compared once for a config, not again in its confirmations."""
+    alike = [other for other in study.records if other.config == record.config and other.outcome]
+    compared = {other.number: found for other in alike if (found := _numerics_of(other)) is not None}
+    if record.measurement is not None and compared and record.number not in compared:
+        number, found = next(iter(compared.items()))
+        yield "numerics", f"in trial {number}: {_numerics(found)}"
+
+
+def _numerics_of(record: TrialRecord) -> Numerics | None:
+    return record.outcome.telemetry.numerics if record.outcome else None
 
 
 def _observed(record: TrialRecord) -> Iterator[tuple[str, str]]:
@@ -135,7 +148,7 @@ def _attention(telemetry: Telemetry) -> str:
 
 def _numerics(found: Numerics) -> str:
     note = f"; {found.note}" if found.note else ""
-    if not found.checked:
+    if not found.checked and not found.worst:
         return f"not compared with an fp32 reference{note}"
     return f"over {found.steps} steps {'; '.join(map(_deviation, found.worst)) or 'nothing differed'}{note}"
 

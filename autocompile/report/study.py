@@ -110,12 +110,12 @@ def row(config: Config, records: Sequence[TrialRecord]) -> Row | None:
 
 def best_rows(records: Sequence[TrialRecord], *, limit: int) -> list[Row]:
     """The fastest configs, fastest first; the best eager one is always among them."""
-    configs: list[dict[str, KnobValue]] = []
+    by_config: dict[tuple[tuple[str, KnobValue], ...], list[TrialRecord]] = {}
     for record, _ in measured(records):
-        if record.config not in configs:
-            configs.append(record.config)
+        by_config.setdefault(tuple(sorted(record.config.items())), []).append(record)
     rows = sorted(
-        (found for config in configs if (found := row(config, records))), key=lambda found: -found.tokens_per_second
+        (found for own in by_config.values() if (found := row(own[0].config, own))),
+        key=lambda found: -found.tokens_per_second,
     )
     eager = [found for found in rows[limit:] if found.config["scope"] == "none"]
     if eager and all(found.config["scope"] != "none" for found in rows[:limit]):

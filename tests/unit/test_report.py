@@ -8,12 +8,14 @@ import pytest
 
 from autocompile.records import (
     Compile,
+    Deviation,
     Failed,
     Failure,
     FailureKind,
     GraphBreak,
     Measured,
     Measurement,
+    Numerics,
     PlannedRun,
     Result,
     Stage,
@@ -26,6 +28,7 @@ from autocompile.records import (
 )
 from autocompile.report import Study
 from autocompile.report.document import Places, document, scrub
+from autocompile.report.explain import explain
 from autocompile.report.markdown import markdown
 from autocompile.report.sentence import interval, sentence
 from autocompile.report.study import best_rows
@@ -408,3 +411,11 @@ def test_a_wide_interval_within_one_run_is_spoken_of():
     )
     noisy = RECORDS[3].model_copy(update={"outcome": Measured(measurement=wide)})
     assert "varied by" in sentence(study(records=(*RECORDS[1:3], noisy)))
+
+
+def test_explain_says_of_a_confirmation_where_its_numerics_were_compared():
+    off = Deviation(quantity="loss", error=0.002, eager_error=0.001, limit=0.004)
+    telemetry = Telemetry(graphs=2, numerics=Numerics(checked=True, steps=3, worst=(off,)))
+    searched = RECORDS[1].model_copy(update={"outcome": RECORDS[1].outcome.model_copy(update={"telemetry": telemetry})})
+    text = explain(study(records=(RECORDS[0], searched, *RECORDS[2:])), Places(), 2)
+    assert "numerics     in trial 1: over 3 steps loss off by 0.002 (eager by 0.001, limit 0.004)" in text
