@@ -26,6 +26,6 @@ def delete_folder(folder: Path) -> None:
     """Out of the way at once, so that nobody sees a part of it, then gone. Harmless where there is none."""
     aside = folder
     with suppress(OSError):
-        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".deleted."))
+        aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".autocompile_deleted."))
         folder.rename(aside)
     shutil.rmtree(aside, ignore_errors=True)

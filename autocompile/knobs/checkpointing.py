@@ -20,7 +20,9 @@ def gradient_checkpointing(setup: Setup, on: bool) -> Setup:
     forward it is the same for every scope and version: within the graph of a compiled layer or model, and around
     the graphs of a compiled attention or mlp.
     """
-    if getattr(setup.model, "is_gradient_checkpointing", False):
+    # transformers keeps the switch on its modules, and the name of the model's own question changes.
+    switched_on = any(getattr(module, "gradient_checkpointing", False) is True for module in setup.model.modules())
+    if switched_on and hasattr(setup.model, "gradient_checkpointing_disable"):
         setup.model.gradient_checkpointing_disable()  # type: ignore[operator]  # else it would be done twice, or still
     if not on:
         return setup.did("gradient_checkpointing", "off")

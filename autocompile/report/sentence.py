@@ -8,7 +8,7 @@ from autocompile.report.words import duration, gib, rate, short, tokens
 from autocompile.space import Config
 from autocompile.spec import Paired
 
-ALLOWANCE = "a fixed allowance of 3 % between single runs"
+ALLOWANCE = "from single runs: their own spread, and 3 % between processes"
 NOTABLE_SPREAD = 0.15
 PROVISIONAL = "provisional: the budget did not hold the confirming runs"
 

@@ -15,7 +15,14 @@ from autocompile.search.planner import (
     next_step,
 )
 from autocompile.search.skipped import derived
-from autocompile.search.treatment import abort_reason, brake_reason, needs_spare_cache, state_after, treatment
+from autocompile.search.treatment import (
+    abort_reason,
+    brake_reason,
+    needs_spare_cache,
+    of_broken_machine,
+    state_after,
+    treatment,
+)
 from autocompile.search.verdict import verdict
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "needs_spare_cache",
     "next_step",
     "objective",
+    "of_broken_machine",
     "state_after",
     "tight_memory",
     "treatment",

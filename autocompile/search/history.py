@@ -154,9 +154,16 @@ class History:
         """Whether it may win."""
         return _entries(self.spec, self.facts).of([record])[0].counts
 
+    @cached_property
+    def eager_ran(self) -> bool:
+        """Whether any eager training was measured within the memory there is, whatever became of it since."""
+        return any(is_eager(record.config) and usable(self.spec, self.facts, record) for record in self.ordered)
+
     def spoiled(self, name: Key) -> bool:
-        """Whether its last confirmation failed."""
-        attempts = self.confirmations.get(name, [])
+        """Whether its last confirmation failed, or its sustained minute for a reason of its own."""
+        attempts, minutes = self.confirmations.get(name, []), self.sustained.get(name, [])
+        if is_over(minutes) and minutes[-1].state is not State.FAIL and not usable(self.spec, self.facts, minutes[-1]):
+            return True
         return is_over(attempts) and not usable(self.spec, self.facts, attempts[-1])
 
 

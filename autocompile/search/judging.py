@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -34,7 +34,7 @@ def judge(history: History) -> Judgement | None:
     judged = _levels(history, references)
     if not judged:
         fastest = _levels(history, rivals)
-        alone = fastest and not references  # eager training does not fit, so there is nothing to compare with
+        alone = fastest and not references and not history.eager_ran
         return Judgement(rival=_chosen(history, fastest), reference=None, ratio=None) if alone else None
     reference = max(judged, key=lambda arm: judged[arm])
     if not rivals:
@@ -44,8 +44,9 @@ def judge(history: History) -> Judgement | None:
         return None
     alpha = ALPHA / (len(ratios) + len(judged) - 1)  # the best of several was chosen on both sides
     intervals = {arm: mean_interval(values, alpha=alpha) for arm, values in ratios.items()}
-    winners = {arm for arm, interval in intervals.items() if wins(interval)}
-    rival = _chosen(history, {arm: interval.mean for arm, interval in intervals.items()}, winners)
+    winners = {arm: interval.mean for arm, interval in intervals.items() if wins(interval)}
+    # Simplicity counts among winners; without one it is the best compiled config that ties or loses.
+    rival = _chosen(history, winners) if winners else max(intervals, key=lambda arm: intervals[arm].mean)
     return Judgement(rival=rival, reference=reference, ratio=intervals[rival])
 
 
@@ -87,12 +88,12 @@ def _sides(history: History) -> tuple[list[Arm], list[Arm]]:
     return [arm for arm in arms if arm not in eager], eager
 
 
-def _chosen(history: History, levels: dict[Arm, float], winners: Container[Arm] = ()) -> Arm:
-    """The best, or one as good: a winner if any of these is, then the one that departs from the fewest defaults."""
+def _chosen(history: History, levels: dict[Arm, float]) -> Arm:
+    """The best, or of those as good the one that departs from the fewest defaults."""
     best = max(levels, key=lambda arm: levels[arm])
     return min(
         (arm for arm in levels if arm == best or _as_good(history, arm, best)),
-        key=lambda arm: (arm not in winners, _departures(history, arm), -levels[arm]),
+        key=lambda arm: (_departures(history, arm), -levels[arm]),
     )
 
 

@@ -82,6 +82,20 @@ def abort_reason(records: Sequence[TrialRecord]) -> str | None:
     return None
 
 
+def of_broken_machine(records: Sequence[TrialRecord]) -> set[int]:
+    """The numbers of the slices in rows of machine faults that ended the study: when it goes on, on a machine that was
+    mended, their configs are to be tried as if for the first time."""
+    row: list[int] = []
+    found: set[int] = set()
+    for record in sorted(records, key=lambda one: one.number):
+        if record.state is State.RUNNING or record.stopped:
+            continue
+        row = [*row, record.number] if record.state is State.FAIL and _is_machine_fault(record) else []
+        if len(row) >= _IN_A_ROW:
+            found.update(row)
+    return found
+
+
 def brake_reason(records: Sequence[TrialRecord]) -> str | None:
     """Why a search in which everything fails should end, with the commonest failure; None while it may go on.
 

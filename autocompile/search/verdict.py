@@ -111,10 +111,19 @@ def _provisional(history: History) -> _Case:
         reference=reference,
         same=same,
         ratio=ratio,
-        low=ratio and ratio * math.exp(-_ALLOWANCE),
-        high=ratio and ratio * math.exp(_ALLOWANCE),
+        low=ratio and ratio * math.exp(-_ALLOWANCE) * _least(rival) / _most(reference),
+        high=ratio and ratio * math.exp(_ALLOWANCE) * _most(rival) / _least(reference),
         speedup=rival.objective / same.objective if rival and same else None,
     )
+
+
+def _least(score: Score | None) -> float:
+    """How much slower than its median a window may have been, by that median's own interval."""
+    return 1.0 if score is None else score.measurement.step_seconds.median / score.measurement.step_seconds.high
+
+
+def _most(score: Score | None) -> float:
+    return 1.0 if score is None else score.measurement.step_seconds.median / score.measurement.step_seconds.low
 
 
 def _apart(history: History, scores: Sequence[Score]) -> tuple[Score | None, list[Score]]:
@@ -145,7 +154,7 @@ def _result(history: History, case: _Case) -> Result:
     """Compiled training where eager was tried and does not even fit is a win without a ratio."""
     if case.ratio is None or case.low is None or case.high is None:
         eager_tried = any(is_eager(record.config) and _ended(record) for record in history.records)
-        compiled_alone = case.rival is not None and eager_tried and case.reference is None
+        compiled_alone = case.rival is not None and eager_tried and not history.eager_ran
         return Result.WIN if compiled_alone else Result.TIE if case.rival or case.reference else Result.NONE
     if case.low > 1 and case.ratio > LEAST_WIN:
         return Result.WIN

@@ -58,13 +58,14 @@ class Waited:
         return self._seconds
 
 
-def tokens_per_cycle(job: Job, n_micro_batches: int, *, before: int, n: int, passed: Callable[[], None]) -> float:
-    """Mean over the cycles of the window, whose batches a fresh stream repeats; keeping them would cost memory.
+def tokens_of_cycles(job: Job, n_micro_batches: int, *, before: int, n: int, passed: Callable[[], None]) -> list[int]:
+    """Of each cycle of the window, whose batches a fresh stream repeats; keeping them would cost memory.
 
     A slow loader makes this as long as the window was, so ``passed`` is told of each cycle that it went through.
     """
-    tokens = 0
+    tokens: list[int] = []
     for number, cycle in enumerate(itertools.islice(cycles(job, n_micro_batches), before + n)):
-        tokens += sum(job.tokens(batch) for batch in cycle) if number >= before else 0
+        if number >= before:
+            tokens.append(sum(job.tokens(batch) for batch in cycle))
         passed()
-    return tokens / n
+    return tokens

@@ -149,10 +149,10 @@ class GpuWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._nvml is not None:
-            self._stopped.set()
+        self._stopped.set()
+        if self._thread.ident is not None:
             self._thread.join()
-            self._take()
+        self._take()
 
     @property
     def state(self) -> GpuState | None:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Protocol
 
 import torch
@@ -65,6 +65,7 @@ class Window:
     """
 
     step_seconds: StepSeconds
+    mean_seconds: float
     data_wait_seconds: float
     gpu: GpuState | None
     flags: tuple[Degradation, ...]
@@ -127,7 +128,7 @@ def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:
                 raise RecompileStorm("compiled again inside two windows in a row")
             voided = True
             losses += tuple(warm_up(stepper, plan))
-        elif window.flags and not repeated:
+        elif window.flags and not repeated and plan.interval > 0:  # a sustained minute is to see the heat
             repeated = True
             log.warning("window repeated: %s, %s", " and ".join(window.flags), window.gpu)
         else:
@@ -176,6 +177,7 @@ def _window(stepper: Stepper, plan: SlicePlan) -> Window:
         log.warning("the window took %.3f s, its cycles %.3f s in sum", wall_seconds, sum(clock.seconds))
     return Window(
         step_seconds=median_interval(seconds),
+        mean_seconds=fmean(seconds),
         data_wait_seconds=(stepper.waited_seconds() - waited) / len(losses),
         gpu=gpu.state,
         flags=tuple(dict.fromkeys((*gpu.flags, *(() if agree else ("disturbed",))))),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
 import torch._dynamo
@@ -24,7 +25,7 @@ from autocompile.records import (
     Telemetry,
 )
 from autocompile.slice.classify import classify
-from autocompile.slice.cycles import Cycle, Waited, cycles, tokens_per_cycle
+from autocompile.slice.cycles import Cycle, Waited, cycles, tokens_of_cycles
 from autocompile.slice.environment import environment
 from autocompile.slice.gpu_state import opened
 from autocompile.slice.locking import gpu_lock
@@ -105,7 +106,7 @@ def _measured(run: _Run) -> Measurement:
     require_finite(losses)
     n = window.step_seconds.n
     before = len(losses) - n
-    tokens = tokens_per_cycle(job, n_micro_batches, before=before, n=n, passed=reporter.stepped)
+    tokens = tokens_of_cycles(job, n_micro_batches, before=before, n=n, passed=reporter.stepped)
     measurement = _measurement(run, window, tokens=tokens, flops=eager.flops, setup_seconds=setup_seconds)
     run.kernels = _profiled_kernels(stepper)
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
@@ -196,15 +197,22 @@ def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
     return first
 
 
-def _measurement(run: _Run, window: Window, *, tokens: float, flops: float | None, setup_seconds: float) -> Measurement:
-    """``tokens`` and ``flops`` are those of one cycle."""
+def _measurement(
+    run: _Run, window: Window, *, tokens: list[int], flops: float | None, setup_seconds: float
+) -> Measurement:
+    """``tokens`` are those of each cycle, ``flops`` those of one.
+
+    Cycles of one size are told by their median, which a hiccup does not move; of several sizes only the sum of all
+    tokens over the sum of all seconds is a speed.
+    """
     assert run.job is not None
     seconds = window.step_seconds
+    typical = seconds.median if min(tokens) == max(tokens) else window.mean_seconds
     on_gpu = run.device.type == "cuda"
     free, total = torch.cuda.mem_get_info(run.device) if on_gpu else (0, 0)
     telemetry = _telemetry(run)
     return Measurement(
-        tokens_per_second=tokens / seconds.median,
+        tokens_per_second=fmean(tokens) / typical,
         unit=run.job.unit,
         step_seconds=seconds,
         compile=run.observer.compile_cost(),

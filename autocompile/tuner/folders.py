@@ -93,7 +93,7 @@ def copy_seed(seed: Path, folder: Path) -> None:
     if folder.exists() or not seed.is_dir():
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = tempfile.mkdtemp(dir=folder.parent, prefix=".copy.")
+    aside = tempfile.mkdtemp(dir=folder.parent, prefix=".autocompile_copy.")
     try:
         shutil.copytree(seed, aside, dirs_exist_ok=True)
         with suppress(FileExistsError, OSError):  # another study was faster

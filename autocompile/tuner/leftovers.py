@@ -17,7 +17,7 @@ from autocompile.spec import Facts, StudySpec
 from autocompile.tuner.folders import cache_folder, cache_root, spare_root
 
 WORKPLACE = ".autocompile-"  # of a preflight
-_HALF_DONE = (".copy.", ".deleted.")  # copies and deletions on their way, a matter of seconds
+_HALF_DONE = (".autocompile_copy.", ".autocompile_deleted.")  # copies and deletions on their way, a matter of seconds
 _STALE_SECONDS = 3600.0
 
 

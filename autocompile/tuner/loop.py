@@ -32,6 +32,7 @@ from autocompile.search import (
     compile_deadline,
     derived,
     next_step,
+    of_broken_machine,
     verdict,
 )
 from autocompile.space import Config
@@ -136,7 +137,7 @@ class _Loop:
     """One run of the coordinator; times are the clock's.
 
     ``used`` is what the storage has counted, up to the time ``saved``; ``first_number`` is that of this run's first
-    trial: what the machine did in earlier runs is no reason to give up now.
+    trial: what the machine did in earlier runs is no reason to give up now; ``void`` are the slices that ended those.
     """
 
     study: _Study
@@ -150,6 +151,7 @@ class _Loop:
     records: dict[int, TrialRecord]
     free: list[int] = field(init=False)
     first_number: int = field(init=False)
+    void: set[int] = field(init=False)
     ordered: tuple[TrialRecord, ...] | None = None
     running: dict[int, _Running] = field(default_factory=dict)
     ended: SimpleQueue[_Ended | None] = field(default_factory=SimpleQueue)  # None: a signal came
@@ -157,6 +159,7 @@ class _Loop:
     def __post_init__(self) -> None:
         self.free = list(range(len(self.study.slots)))
         self.first_number = 1 + max(self.records, default=-1)
+        self.void = of_broken_machine(list(self.records.values()))
 
     def run_to_the_end(self, caught: Sequence[int]) -> StudyResult:
         """Whatever ends it, nothing runs afterwards; best.yaml and report.md hold what is known."""
@@ -211,7 +214,7 @@ class _Loop:
         self._save_seconds()
 
     def result(self) -> StudyResult:
-        study, records = self.study, self._all()
+        study, records = self.study, tuple(self.records[number] for number in sorted(self.records))
         return StudyResult(
             name=study.name,
             spec=study.spec,
@@ -244,12 +247,7 @@ class _Loop:
         from autocompile.sampling import suggest  # imports optuna, which the live view's import of this must not
 
         spec, facts, records = self.study.spec, self.study.facts, self._all()
-        config = suggest(
-            spec,
-            facts,
-            records=records,
-            admissible=admissible(spec, facts, records, used),
-        )
+        config = suggest(spec, facts, records=records, admissible=admissible(spec, facts, records, used))
         assert config is not None  # the search asks only while an admissible config is left
         return config
 
@@ -295,7 +293,6 @@ class _Loop:
             self._close(ended)
         if not 0 <= self.clock.now() - self.saved < SAVE_SECONDS:
             self._save_seconds()
-            self.storage.beat(self.study.name)
         left = self._left()
         if left is not None and left < -LATE_SECONDS:
             self._abandon(Stopped(reason="budget", bound=self.study.spec.budget.seconds))
@@ -331,15 +328,16 @@ class _Loop:
         used, now = self._used(), self.clock.now()
         self.storage.add_seconds(self.study.name, used - self.used)
         self.used, self.saved = used, now
+        self.storage.beat(self.study.name)
 
     def _put(self, record: TrialRecord) -> None:
         self.records[record.number] = record
         self.ordered = None
 
     def _all(self) -> tuple[TrialRecord, ...]:
-        """The very same tuple until a record changes: what was found out about it is remembered."""
+        """All that count; the very same tuple until one changes, since what was found out about it is remembered."""
         if self.ordered is None:
-            self.ordered = tuple(self.records[number] for number in sorted(self.records))
+            self.ordered = tuple(self.records[number] for number in sorted(self.records.keys() - self.void))
         return self.ordered
 
     def _used(self) -> float:

@@ -92,7 +92,10 @@ def with_mfu(record: TrialRecord, facts: Facts) -> TrialRecord:
     found, ceiling = record.outcome, facts.matmul_flops_per_second
     if not isinstance(found, Measured) or found.measurement.model_flops_per_second is None or not ceiling:
         return record
-    measurement = found.measurement.model_copy(update={"mfu": found.measurement.model_flops_per_second / ceiling})
+    mfu = found.measurement.model_flops_per_second / ceiling
+    if mfu > 1:  # something else took the device while the ceiling was measured
+        return record
+    measurement = found.measurement.model_copy(update={"mfu": mfu})
     return record.model_copy(update={"outcome": found.model_copy(update={"measurement": measurement})})
 
 

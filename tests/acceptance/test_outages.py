@@ -80,7 +80,7 @@ def full(disk: Path) -> Iterator[None]:
 def test_a_disk_that_fills_up_ends_the_study_which_goes_on_when_there_is_room(
     here: Path, whole: Whole, small_disk: Path, storage: str
 ) -> None:
-    command = grid(here, "--storage", storage, fake_seconds=0.3)
+    command = grid(here, "--storage", storage, fake_seconds=0.1)
     with started(here, command) as process:
         wait_until((here / TRIALS / "2" / "progress.json").exists)
         with full(small_disk):
@@ -91,7 +91,6 @@ def test_a_disk_that_fills_up_ends_the_study_which_goes_on_when_there_is_room(
     before = [trial for trial in shown(here, "--storage", storage)["trials"] if trial["state"] == "COMPLETE"]
     assert len(before) >= 2
 
-    command = grid(here, "--storage", storage, fake_seconds=0.3)
     code, out, err = run(here, *command)
     assert code == 0, err
     after = json.loads(out)

@@ -146,9 +146,11 @@ def throw_away(server: sa.Engine, template: str = "template1") -> Iterator[str]:
     name = f"autocompile_{uuid.uuid4().hex}"
     with server.connect() as connection:
         connection.exec_driver_sql(f"CREATE DATABASE {name} TEMPLATE {template}")
-    yield server.url.set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    try:
+        yield server.url.set(database=name).render_as_string(hide_password=False)
+    finally:
+        with server.connect() as connection:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgresql"])
@@ -888,6 +890,7 @@ def test_sqlite_writes_ahead(tmp_path: Path) -> None:
         pytest.param("sqlite:///", UserError, "kept in a file", id="no file"),
         pytest.param("sqlite:///:memory:", UserError, "kept in a file", id="memory is gone after a kill"),
         pytest.param("postgres://me:secret@host/x", UserError, "expected sqlite:///FILE", id="an old scheme"),
+        pytest.param("sqlite:///x.db?timeout=soon", UserError, "expected a number of seconds, found", id="no time"),
         pytest.param("mysql://me:secret@host/x", UserError, "expected sqlite:///FILE", id="another database"),
         pytest.param("postgresql+psycopg://host:port/x", UserError, "expected sqlite:///FILE", id="a port in words"),
         pytest.param("sqlite:////proc/none/x.db", MachineError, "cannot make /proc/none", id="no right to the folder"),
@@ -914,6 +917,16 @@ def test_a_file_that_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("these are my notes, and they are long enough to be read as a header\n" * 9)
     with pytest.raises(MachineError, match=r"notes.txt: file is not a database$"):
         Storage.open(f"sqlite:///{tmp_path}/notes.txt")
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "autocompile.db"
+    with Storage.open(f"sqlite:///{file}") as storage:
+        storage.create("study", SPEC, FACTS)
+    pages = file.read_bytes()
+    file.write_bytes(pages[:4096] + b"\xff" * (len(pages) - 4096))
+    with pytest.raises(MachineError, match=r"autocompile.db: database disk image is malformed$"):
+        Storage.open(f"sqlite:///{file}")
 
 
 def test_a_full_or_broken_database_is_the_machines_failure(tmp_path: Path) -> None:

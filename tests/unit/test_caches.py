@@ -139,7 +139,10 @@ def test_a_workplace_is_abandoned_when_nobody_is_in_it(tmp_path):
 
 
 def test_a_copy_under_way_is_left_alone(tmp_path):
-    copy, old = folder_with_file(tmp_path / ".copy.abc"), folder_with_file(tmp_path / ".deleted.abc")
+    copy, old = (
+        folder_with_file(tmp_path / ".autocompile_copy.abc"),
+        folder_with_file(tmp_path / ".autocompile_deleted.abc"),
+    )
     long_ago = time.time() - 7200
     os.utime(old, (long_ago, long_ago))
     assert leftovers(abandoned([tmp_path])) == {old}

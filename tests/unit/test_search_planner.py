@@ -383,7 +383,6 @@ def test_the_winner_has_a_sustained_minute(records, step):
     ("records", "seconds_used"),
     [
         pytest.param([*SEARCHED, *ROUNDS, PROBE], 0, id="all is done"),
-        pytest.param([*SEARCHED, *ROUNDS, failed(22, LAYER_8, K.OOM, role=Role.PROBE)], 0, id="the last slice failed"),
         pytest.param([*SEARCHED, *ROUNDS], 511, id="the sustained minute does not fit"),
         pytest.param([*SEARCHED, *ROUNDS[:4]], 541, id="another block does not fit"),
         pytest.param([*SEARCHED, *ROUNDS[:5]], 571, id="the rest of a block does not fit"),

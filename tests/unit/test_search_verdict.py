@@ -136,13 +136,17 @@ def test_steps_of_samples_are_counted_in_samples():
             id="provisional: beyond 3 % the faster one",
         ),
         pytest.param(
-            [SEARCHED[0], measured(1, LAYER, 8230)], Result.TIE, EAGER, False, id="provisional: faster by less than 3 %"
+            [SEARCHED[0], measured(1, LAYER, 8390)],
+            Result.TIE,
+            EAGER,
+            False,
+            id="provisional: faster by less than 3 % and its own spread",
         ),
         pytest.param(
-            [SEARCHED[0], measured(1, LAYER, 8250)], Result.WIN, LAYER, False, id="provisional: faster by more"
+            [SEARCHED[0], measured(1, LAYER, 8420)], Result.WIN, LAYER, False, id="provisional: faster by more"
         ),
         pytest.param(
-            [SEARCHED[0], measured(1, LAYER, 7700)], Result.LOSS, EAGER, False, id="provisional: slower by more"
+            [SEARCHED[0], measured(1, LAYER, 7600)], Result.LOSS, EAGER, False, id="provisional: slower by more"
         ),
         pytest.param(
             [*SEARCHED, *BLOCKS, failed(13, LAYER, FailureKind.NUMERICS_MISMATCH, role=Role.CONFIRM)],
@@ -228,10 +232,35 @@ def test_the_ratios_are_those_of_the_confirmations():
     assert (found.confirmed_by, found.rounds) == (tuple(range(4, 13)), 3)
 
 
-def test_the_interval_of_single_measurements_is_a_fixed_allowance():
+def test_the_interval_of_single_measurements_is_their_own_and_a_fixed_allowance():
     found = verdict(spec(), facts(), SEARCHED)
+    own = 1.01 / 0.99  # both windows at the ends of their intervals
     assert found.speedup_vs_best_eager == pytest.approx(1.5)
-    assert (found.speedup_low, found.speedup_high) == (pytest.approx(1.5 / 1.03), pytest.approx(1.5 * 1.03))
+    assert found.speedup_low == pytest.approx(1.5 / 1.03 / own)
+    assert found.speedup_high == pytest.approx(1.5 * 1.03 * own)
+
+
+def test_a_noisy_machine_gives_no_provisional_win():
+    noisy = StepSeconds(median=0.17, low=0.11, high=0.3, n=9)
+    records = [measured(0, EAGER, 8000, role=Role.BASELINE), measured(1, LAYER, 12000)]
+    outcome = records[1].outcome
+    measurement = outcome.measurement.model_copy(update={"step_seconds": noisy})
+    records[1] = records[1].model_copy(update={"outcome": outcome.model_copy(update={"measurement": measurement})})
+    assert verdict(spec(), facts(), records).result is Result.TIE
+
+
+def test_a_config_whose_sustained_minute_fails_does_not_win():
+    records = [*SEARCHED, *confirmations(4, (LAYER, [12000] * 4), (EAGER, [8000.0] * 4), (GRAPHS, [11000] * 4))]
+    assert verdict(spec(), facts(), records).config == LAYER
+    broken = failed(99, LAYER, FailureKind.NUMERICS_MISMATCH, role=Role.PROBE)
+    assert verdict(spec(), facts(), [*records, broken]).config == GRAPHS
+
+
+def test_eager_that_the_machine_did_not_let_confirm_is_no_win_for_compile():
+    lost = [failed(20 + n, EAGER, FailureKind.GPU_FAULT, role=Role.CONFIRM) for n in range(2)]
+    slower = [measured(0, EAGER, 8000, role=Role.BASELINE), measured(1, LAYER, 7000), measured(2, GRAPHS, 7000)]
+    records = [*slower, *confirmations(4, (LAYER, [7000] * 4), (GRAPHS, [7000] * 4)), *lost]
+    assert verdict(spec(), facts(), records).result is not Result.WIN
 
 
 def test_the_speed_is_the_geometric_mean_of_the_blocks_that_count():

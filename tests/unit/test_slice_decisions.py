@@ -13,7 +13,7 @@ from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompil
 
 from autocompile.records import Compile, Failed, Failure, FailureKind, Measured, Measurement, Stage, StepSeconds
 from autocompile.slice.classify import classify
-from autocompile.slice.cycles import tokens_per_cycle
+from autocompile.slice.cycles import tokens_of_cycles
 from autocompile.slice.measure import RecompileStorm, median_interval
 from autocompile.slice.merge import RankOutcome, merge
 from autocompile.slice.parity import NumericsMismatch, Reference, compare, dropout_off, require_finite
@@ -315,13 +315,13 @@ def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
 @pytest.mark.parametrize(
     ("n_micro_batches", "before", "n", "tokens"),
     [
-        pytest.param(1, 0, 1, 1, id="the first cycle"),
-        pytest.param(1, 1, 2, 2.5, id="the window's own cycles, not the first"),
-        pytest.param(2, 0, 2, 5, id="cycles of two micro-batches"),
-        pytest.param(1, 3, 2, 2.5, id="the stream begins again where it ends"),
+        pytest.param(1, 0, 1, [1], id="the first cycle"),
+        pytest.param(1, 1, 2, [2, 3], id="the window's own cycles, not the first"),
+        pytest.param(2, 0, 2, [3, 7], id="cycles of two micro-batches"),
+        pytest.param(1, 3, 2, [4, 1], id="the stream begins again where it ends"),
     ],
 )
-def test_tokens_are_those_of_the_window(n_micro_batches: int, before: int, n: int, tokens: float) -> None:
+def test_tokens_are_those_of_the_window(n_micro_batches: int, before: int, n: int, tokens: list[int]) -> None:
     job = Job(
         model=torch.nn.Linear(1, 1),
         loss=lambda model, batch: model(batch),
@@ -329,7 +329,7 @@ def test_tokens_are_those_of_the_window(n_micro_batches: int, before: int, n: in
         tokens=int,
     )
     passed: list[None] = []
-    found = tokens_per_cycle(job, n_micro_batches, before=before, n=n, passed=lambda: passed.append(None))
+    found = tokens_of_cycles(job, n_micro_batches, before=before, n=n, passed=lambda: passed.append(None))
     assert (found, len(passed)) == (tokens, before + n)
 
 
