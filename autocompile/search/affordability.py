@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from autocompile.search.blocks import DROPPED_BLOCKS
-from autocompile.search.canonical import candidates, compiled_scopes, in_space, is_eager, key, without_compile
-from autocompile.search.cost import compile_seconds, confirm_seconds, first_confirm_seconds, slice_seconds
+from autocompile.search.canonical import compiled_scopes, in_space, is_eager, key, without_compile
+from autocompile.search.cost import (
+    by_compiler,
+    compile_seconds,
+    confirm_seconds,
+    first_confirm_seconds,
+    slice_seconds,
+)
 from autocompile.search.finalists import finalists
 from autocompile.search.history import History
 from autocompile.search.lessons import reason_against
@@ -86,9 +92,11 @@ class Means:
         """
         if not self._finalists:
             return 0.0
-        coming = [*self._coming, *([starting] if starting is not None else [])]
-        rivals = sorted(map(self._seconds, self._rivals(coming)), reverse=True)[:2]
-        eager = max(map(self._seconds, self._eager(coming)), default=0.0)
+        rivals, eager = self._longest_rivals, self._longest_eager
+        if starting is not None and is_eager(starting):
+            eager = max(eager, self._seconds(starting))
+        elif starting is not None and in_space(self.history.spec, self.history.facts, starting):
+            rivals = sorted([*rivals, self._seconds(starting)], reverse=True)[:2]
         pair = max(rivals, default=eager) + eager
         minute = self._seconds(self._finalists[0]) + _MINUTE_SECONDS if self._sustains else 0.0
         wanted = (DROPPED_BLOCKS + LEAST_ROUNDS) * (sum(rivals) + 2 * eager) + minute
@@ -110,13 +118,18 @@ class Means:
     def _coming(self) -> list[Config]:
         return [record.config for record in self.history.running if record.role is not Role.CONFIRM]
 
-    def _rivals(self, coming: Sequence[Config]) -> list[Config]:
-        able = [config for config in coming if in_space(self.history.spec, self.history.facts, config)]
-        return [config for config in (*self._finalists, *able) if not is_eager(config)]
+    @cached_property
+    def _longest_rivals(self) -> list[float]:
+        """Seconds of the two longest turns among the finalists and what runs."""
+        able = [config for config in self._coming if in_space(self.history.spec, self.history.facts, config)]
+        compiled = [config for config in (*self._finalists, *able) if not is_eager(config)]
+        return sorted(map(self._seconds, compiled), reverse=True)[:2]
 
-    def _eager(self, coming: Sequence[Config]) -> list[Config]:
-        best = [score.config for score in self.history.searched if score.eager][:1]
-        return [config for config in (*best, *coming) if is_eager(config)]
+    @cached_property
+    def _longest_eager(self) -> float:
+        best = next((score.config for score in self.history.searched if score.eager), None)
+        eager = [*([best] if best is not None else []), *filter(is_eager, self._coming)]
+        return max(map(self._seconds, eager), default=0.0)
 
     def _seconds(self, config: Config) -> float:
         """What confirmations really took shortens nothing here: the search would go on in the middle of a block."""
@@ -125,15 +138,12 @@ class Means:
     @cached_property
     def _cheapest_compile(self) -> float:
         """Of all that is untried and fits."""
-        space = candidates(self.history.spec, self.history.facts)
-        return min(
-            (
-                compile_seconds(self.history.costs, config)
-                for config in space
-                if is_open(self.history, config) and self.fits(config)
-            ),
-            default=math.inf,
-        )
+        known = self.history.costs
+        alike = by_compiler(self.history.spec, self.history.facts)
+        for group in sorted(alike, key=lambda group: compile_seconds(known, group[0])):
+            if any(is_open(self.history, config) and self.fits(config) for config in group):
+                return compile_seconds(known, group[0])
+        return math.inf
 
 
 def is_open(history: History, config: Config) -> bool:

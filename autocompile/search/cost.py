@@ -10,9 +10,11 @@ from typing import TypeAlias
 
 from autocompile.knob_table import AUTOTUNE_MODES
 from autocompile.records import State, TrialRecord
-from autocompile.search.canonical import Key, is_eager, key, micro_batch
+from autocompile.search.canonical import Key, candidates, is_eager, key, micro_batch
+from autocompile.search.per_record import PerRecord
 from autocompile.space import Config
 from autocompile.spec import FULL_DEPTH, Facts, Role, StudySpec
+from autocompile.values import remembered
 
 # Measured on one H200 with a 7B model: 13 s per layer; whole model 32 s at 4 layers and 124 s at 32; attention or
 # MLP alone somewhat less than a layer; autotuned kernels 130 s; dynamic=True 77 s.
@@ -34,7 +36,7 @@ _Step: TypeAlias = tuple[int, bool, str]  # micro-batch, checkpointing, sdpa: wh
 class Costs:
     """What the records say about time."""
 
-    measured: tuple[TrialRecord, ...]
+    measured: bool
     slices: dict[Key, float]
     confirmed: dict[Key, float]
     at_least: dict[Key, float]  # of slices that were ended early
@@ -44,19 +46,30 @@ class Costs:
 
 def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Costs:
     """Confirmations, which start from a warm cache, count only for configs that were never measured otherwise."""
-    full = [_timed(record) for record in records if record.fidelity == FULL_DEPTH]
-    done = [record for record in full if record.state is State.COMPLETE and record.measurement]
-    searched = [record for record in done if record.role in (Role.BASELINE, Role.SEARCH)]
-    confirmed = [record for record in done if record.role is Role.CONFIRM]
-    measured = tuple(searched or confirmed)
+    full = [one for one in _slices(spec, facts).of(records) if one.full_depth]
+    searched = [one for one in full if one.measured and one.role in (Role.BASELINE, Role.SEARCH)]
+    confirmed = [one for one in full if one.measured and one.role is Role.CONFIRM]
+    measured = searched or confirmed
+    alike: dict[tuple[_Step, bool], TrialRecord] = {}
+    for one in measured:
+        alike.setdefault((one.step, one.compiler is None), one.record)
     return Costs(
-        measured=measured,
-        slices={**_longest(confirmed), **_longest(searched)},
-        confirmed=_longest(confirmed),
-        at_least=_longest([record for record in full if record.stopped]),
+        measured=bool(measured),
+        slices={**(confirmations := _longest(confirmed)), **_longest(searched)},
+        confirmed=confirmations,
+        at_least=_longest([one for one in full if one.stopped]),
         cold=cache(partial(_cold_seconds, facts, _observed_compiles(measured))),
-        uncompiled=cache(partial(_uncompiled_seconds, spec, facts, measured)),
+        uncompiled=cache(partial(_uncompiled_seconds, spec, facts, list(alike.values()))),
     )
+
+
+@remembered(4)
+def by_compiler(spec: StudySpec, facts: Facts) -> list[list[Config]]:
+    """The candidates in groups that take equally long to compile."""
+    groups: dict[_Compiler | None, list[Config]] = {}
+    for config in candidates(spec, facts):
+        groups.setdefault(None if is_eager(config) else _compiler(config), []).append(config)
+    return list(groups.values())
 
 
 def compile_weight(config: Config) -> float:
@@ -100,11 +113,48 @@ def _timed(record: TrialRecord) -> TrialRecord:
     return record.model_copy(update={"seconds": (found.setup_seconds or 0.0) + found.compile.seconds + steps})
 
 
-def _longest(records: list[TrialRecord]) -> dict[Key, float]:
+@dataclass(frozen=True, kw_only=True)
+class _Slice:
+    """What one record says about time."""
+
+    record: TrialRecord
+    role: Role
+    key: Key
+    step: _Step
+    compiler: _Compiler | None  # where something is compiled
+    full_depth: bool
+    measured: bool
+    stopped: bool
+    seconds: float
+    cold_seconds: float
+
+
+@remembered(4)
+def _slices(spec: StudySpec, facts: Facts) -> PerRecord[_Slice]:
+    return PerRecord(_slice)
+
+
+def _slice(record: TrialRecord) -> _Slice:
+    record = _timed(record)
+    return _Slice(
+        record=record,
+        role=record.role,
+        key=key(record.config),
+        step=_step(record.config),
+        compiler=None if is_eager(record.config) else _compiler(record.config),
+        full_depth=record.fidelity == FULL_DEPTH,
+        measured=record.state is State.COMPLETE and record.measurement is not None,
+        stopped=record.stopped is not None,
+        seconds=record.seconds or (record.stopped.bound if record.stopped else None) or 0.0,
+        cold_seconds=record.measurement.compile.cold_seconds if record.measurement else 0.0,
+    )
+
+
+def _longest(slices: Sequence[_Slice]) -> dict[Key, float]:
     longest: dict[Key, float] = {}
-    for record in records:
-        seconds = record.seconds or (record.stopped.bound if record.stopped else None) or 0.0
-        longest[key(record.config)] = max(longest.get(key(record.config), 0.0), seconds)
+    for one in slices:
+        if one.seconds >= longest.get(one.key, 0.0):
+            longest[one.key] = one.seconds
     return longest
 
 
@@ -116,12 +166,11 @@ def _step(config: Config) -> _Step:
     return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"])
 
 
-def _observed_compiles(records: Sequence[TrialRecord]) -> dict[_Compiler, float]:
+def _observed_compiles(slices: Sequence[_Slice]) -> dict[_Compiler, float]:
     longest: dict[_Compiler, float] = {}
-    for record in records:
-        if record.measurement and not is_eager(record.config):
-            name = _compiler(record.config)
-            longest[name] = max(longest.get(name, 0.0), record.measurement.compile.cold_seconds)
+    for one in slices:
+        if one.compiler is not None and one.cold_seconds > longest.get(one.compiler, -1.0):
+            longest[one.compiler] = one.cold_seconds
     return longest
 
 

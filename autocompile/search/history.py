@@ -72,7 +72,9 @@ class History:
     def searched(self) -> tuple[Score, ...]:
         """Configs that may win by their search values, best first; one whose confirmation failed may not."""
         scores = self._scores(self.trials)
-        return tuple(score for score in scores if not self.spoiled(score.key)) if self.confirmations else scores
+        if not self.confirmations and not self.sustained:
+            return scores
+        return tuple(score for score in scores if not self.spoiled(score.key))
 
     @cached_property
     def values(self) -> dict[Key, float]:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
 from autocompile.search.affordability import FEWEST_BLOCKS, Means, is_open, left_seconds
 from autocompile.search.canonical import candidates, in_space, key, known_to_fail
-from autocompile.search.history import History
+from autocompile.search.history import History, history_of
 from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile
 from autocompile.search.rounds import next_confirmation
 from autocompile.search.treatment import brake_reason, deserves_repeat, is_over
@@ -83,16 +83,18 @@ def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
 
 
 def _means(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> Means:
-    return Means(History(spec, facts, tuple(records)), left_seconds(spec, seconds_used))
+    return Means(history_of(spec, facts, tuple(records)), left_seconds(spec, seconds_used))
 
 
 def _repeat(means: Means) -> Step | None:
     """A slice that was lost, or failed for what may not be its config's fault, is measured again."""
     history = means.history
     for attempts in history.trials.values():
+        if not deserves_repeat(attempts):
+            continue
         last = attempts[-1]
         counted = any(record.state is State.PRUNED for record in attempts)
-        if deserves_repeat(attempts) and means.fits(last.config) and (counted or _trials_left(history)):
+        if means.fits(last.config) and (counted or _trials_left(history)):
             return Measure(last.config, last.role, FULL_DEPTH)
     return None
 
@@ -206,5 +208,7 @@ def _end(history: History) -> Step:
 def _trials_left(history: History) -> bool:
     """Failures of the machine do not count, nor do repeats; what runs does."""
     limit = history.spec.budget.trials
+    if limit is None:
+        return True
     counted = sum(any(record.state is not State.FAIL for record in attempts) for attempts in history.trials.values())
-    return limit is None or counted < limit
+    return counted < limit

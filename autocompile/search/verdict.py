@@ -10,7 +10,7 @@ from statistics import fmean, geometric_mean
 from autocompile.records import Result, State, TrialRecord, Verdict
 from autocompile.search.blocks import Arm
 from autocompile.search.canonical import is_eager, key, without_compile
-from autocompile.search.history import History, Score
+from autocompile.search.history import History, Score, history_of
 from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, simplest
 from autocompile.search.known_good import plain_compile
 from autocompile.search.lengths import by_length
@@ -21,7 +21,7 @@ _ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have me
 
 def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Verdict:
     """Confirmations alone decide where there are enough blocks; else the search's own values, provisionally."""
-    history = History(spec, facts, tuple(records))
+    history = history_of(spec, facts, tuple(records))
     judged = judge(history)
     case = _provisional(history) if judged is None else _confirmed(history, judged)
     result = _result(history, case)
