@@ -144,3 +144,20 @@ def test_a_wrapper_around_no_interpreter(tmp_path: Path) -> None:
 def test_a_kill_told_by_a_shell(tmp_path: Path) -> None:
     python = program(tmp_path, "#!/bin/sh\nsh -c 'kill -9 $$'\nexit $?\n")
     assert run(python, tmp_path).failure.kind is FailureKind.HOST_OOM
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_bytecode_has_a_place_where_the_image_keeps_none(tmp_path: Path, kept: bool) -> None:
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").touch()
+    if kept:
+        (torch / "__pycache__").mkdir()
+    asked = (
+        "from pathlib import Path; from autocompile.executors import local; print(local._bytecode({}, Path('/c/key')))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), os.getcwd()])}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", asked], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == str({} if kept else {"PYTHONPYCACHEPREFIX": "/c/.bytecode"})
