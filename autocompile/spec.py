@@ -152,11 +152,12 @@ class SlicePlan(Value):
     window_seconds: float  # the window ends then at the latest
     min_cycles: int = 5  # optimizer cycles a window holds at least
     preheat_seconds: float = 2.0  # of steps on a GPU before the window, so that its clock has settled
+    repeats: bool = True  # a window that was throttled or disturbed, once
 
 
 SEARCH_SLICE = SlicePlan(interval=0.02, window_seconds=5.0)
 CONFIRM_SLICE = SlicePlan(interval=0.01, window_seconds=10.0)
-SUSTAINED_SLICE = SlicePlan(interval=0.0, window_seconds=60.0)
+SUSTAINED_SLICE = SlicePlan(interval=0.0, window_seconds=60.0, repeats=False)  # it is to see the heat
 
 
 def slice_plan(role: Role) -> SlicePlan:

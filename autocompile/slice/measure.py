@@ -128,7 +128,7 @@ def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:
                 raise RecompileStorm("compiled again inside two windows in a row")
             voided = True
             losses += tuple(warm_up(stepper, plan))
-        elif window.flags and not repeated and plan.interval > 0:  # a sustained minute is to see the heat
+        elif window.flags and plan.repeats and not repeated:
             repeated = True
             log.warning("window repeated: %s, %s", " and ".join(window.flags), window.gpu)
         else:
