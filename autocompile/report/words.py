@@ -82,7 +82,9 @@ def outcome(record: TrialRecord) -> str:
         why = f", {failure_line(record.failure)}" if record.failure is not None else ""
         return f"{stop[record.stopped.reason]}{bound}{why}"
     if record.measurement is not None:
-        return measurement_line(record.measurement)
+        compared = record.outcome.telemetry.numerics if record.outcome else None
+        unchecked = ", numerics not checked" if compared and not compared.checked else ""
+        return measurement_line(record.measurement) + unchecked
     if record.failure is not None:
         return failure_line(record.failure)
     return "running" if record.state is State.RUNNING else "no outcome"

@@ -284,6 +284,13 @@ def test_outcome(record, text):
     assert outcome(record) == text
 
 
+@pytest.mark.parametrize(("checked", "told"), [(True, False), (False, True)])
+def test_a_config_whose_numerics_could_not_be_checked_is_told(checked, told):
+    telemetry = Telemetry(numerics=Numerics(checked=checked, note="no reference"))
+    record = RECORDS[1].model_copy(update={"outcome": RECORDS[1].outcome.model_copy(update={"telemetry": telemetry})})
+    assert outcome(record).endswith("numerics not checked") is told
+
+
 def test_best_rows_take_confirmations_before_searches_and_keep_the_best_eager():
     faster = [trial(10 + power, {**LAYER, "micro_batch": 8 << power}, rate_=20_000 + power) for power in range(4)]
     rows = best_rows([*RECORDS, *faster, failed(30, LAYER)], limit=3)
