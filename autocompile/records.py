@@ -173,6 +173,7 @@ class Numerics(Value):
     checked: bool
     steps: int = 0
     note: str | None = None
+    seconds: float | None = None  # that the comparison took
     worst: tuple[Deviation, ...] = ()  # loss, gradients, and the parameter that comes nearest to its limit
 
 

@@ -103,6 +103,12 @@ class Paired(Value):
     type: Literal["paired"] = "paired"
     configs: tuple[dict[str, KnobValue], ...]
 
+    @property
+    def reference(self) -> dict[str, KnobValue] | None:
+        """The first, with which the others are compared; None where compiled configs are compared with eager ones."""
+        compared = {config["scope"] == "none" for config in self.configs}
+        return None if compared == {True, False} else self.configs[0]
+
 
 Plan: TypeAlias = Annotated[Search | Grid | Paired, Field(discriminator="type")]
 

@@ -44,7 +44,7 @@ def _show(findings: Sequence[Finding]) -> None:
     for finding in findings:
         style = "red" if finding.missing else None
         table.add_row(finding.what, finding.found, finding.missing or "", style=style)
-    console = Console(highlight=False, markup=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _WIDTH_OF_A_FILE
     console.print(table)

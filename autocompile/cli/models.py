@@ -14,7 +14,7 @@ def models() -> None:
     table.columns[2].justify = "right"
     for name, architecture in catalogue().items():
         table.add_row(name, architecture.model_type, _amount(architecture.parameters), architecture.hub or "-")
-    Console().print(table)
+    Console(highlight=False, emoji=False).print(table)
 
 
 def _amount(parameters: int) -> str:

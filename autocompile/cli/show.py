@@ -18,4 +18,4 @@ def show(study: StudyArgument, storage: StorageFlag = STORAGE, json: JsonFlag = 
 
     from autocompile.report.terminal import summary
 
-    Console(highlight=False).print(summary(found))
+    Console(highlight=False, emoji=False).print(summary(found))

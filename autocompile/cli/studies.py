@@ -24,7 +24,7 @@ def studies(storage: StorageFlag = STORAGE) -> None:
     table.columns[0].overflow = "fold"  # a name that is cut cannot be given to `show`
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    Console(highlight=False, emoji=False).print(table)
 
 
 def _cells(study: Study) -> tuple[str, ...]:

@@ -116,7 +116,7 @@ def _require_local(executor: str) -> None:
 def _console() -> Console:
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _WIDTH_OF_A_FILE  # rich takes 80, which folds the table's configs
     return console

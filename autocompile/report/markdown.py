@@ -8,7 +8,7 @@ from autocompile.knob_table import KnobValue
 from autocompile.records import Result, State, Telemetry, TrialRecord
 from autocompile.report.document import Places, scrub
 from autocompile.report.explain import notes
-from autocompile.report.sentence import interval, sentence
+from autocompile.report.sentence import interval, reference, sentence
 from autocompile.report.study import Row, Study, best_rows
 from autocompile.report.words import duration, gib, outcome, rate, short, tokens, word, workload
 
@@ -49,7 +49,7 @@ def _capital(text: str) -> str:
 
 
 def _sureness(study: Study) -> list[str]:
-    verdict, found = study.verdict, interval(study.verdict)
+    verdict, found = study.verdict, interval(study)
     by = [f"Confirmed by trials {', '.join(map(str, verdict.confirmed_by))}"] if verdict.confirmed_by else []
     plain = verdict.speedup_vs_plain_compile
     against = [f"{plain:.2f}x of plain `torch_compile` (whole model, default mode)"] if plain is not None else []
@@ -102,7 +102,9 @@ def _use(study: Study) -> list[str]:
     knobs = ", ".join(f"{name}={word(value)}" for name, value in config.items())
     text = "`best.yaml` beside this file holds the config that training should use:"
     if study.verdict.result is not Result.WIN:
-        text = "Leave compile off. `best.yaml` beside this file holds the best eager config:"
+        text = "`best.yaml` beside this file holds the config that the others were compared with:"
+        if reference(study) is None:
+            text = "Leave compile off. `best.yaml` beside this file holds the best eager config:"
     return [text, f"`{knobs}`", _CODE]
 
 

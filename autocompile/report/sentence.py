@@ -17,28 +17,32 @@ def sentence(study: Study) -> str:
     """What the study says about compile for this training, worst news included."""
     verdict = study.verdict
     best = row(verdict.config, study.records) if verdict.config is not None else None
-    if verdict.speedup_vs_best_eager is not None and (first := _rival(study)) is not None:
-        word = {Result.WIN: "faster", Result.LOSS: "slower"}.get(verdict.result, "no difference beyond the noise")
-        parts = [f"{verdict.speedup_vs_best_eager:.3f}x the speed of {short(first)}: {word}", *_unsteady(study)]
-        return "; ".join([*parts, *([] if verdict.confirmed else [PROVISIONAL])])
-    match verdict.result:
-        case Result.WIN:
-            parts = _win(study, best)
-        case Result.TIE:
-            parts = [_tie(verdict), *_eager(study, best)]
-        case Result.LOSS:
-            parts = [f"compile is slower here: {_ratio(verdict)} eager's speed, so leave it off", *_eager(study, best)]
-        case _:
-            return "nothing was measured, so there is no verdict"
+    first = reference(study)
+    if verdict.result is Result.NONE:
+        return "nothing was measured, so there is no verdict"
+    if first is not None:
+        parts = [_against(verdict, first)]
+    elif verdict.result is Result.WIN:
+        parts = _win(study, best)
+    elif verdict.result is Result.LOSS:
+        parts = [f"compile is slower here: {_ratio(verdict)} eager's speed, so leave it off", *_eager(study, best)]
+    else:
+        parts = [_tie(verdict), *_eager(study, best)]
     return "; ".join([*parts, *_unsteady(study), *([] if verdict.confirmed else [PROVISIONAL])])
 
 
-def _rival(study: Study) -> Config | None:
-    """What the others of a paired plan are compared with, where that is no eager config against compiled ones."""
+def _against(verdict: Verdict, first: Config) -> str:
+    """Two or more configs that are all compiled, or all eager."""
+    if verdict.speedup_vs_best_eager is None:
+        return f"nothing could be compared with {short(first)}"
+    word = {Result.WIN: "faster", Result.LOSS: "slower"}.get(verdict.result, "no difference beyond the noise")
+    return f"{verdict.speedup_vs_best_eager:.3f}x the speed of {short(first)}: {word}"
+
+
+def reference(study: Study) -> Config | None:
+    """What others are compared with where it is not eager training; else None."""
     plan = study.spec.plan
-    if not isinstance(plan, Paired) or {config["scope"] == "none" for config in plan.configs} == {True, False}:
-        return None
-    return plan.configs[0]
+    return plan.reference if isinstance(plan, Paired) else None
 
 
 def _unsteady(study: Study) -> list[str]:
@@ -49,12 +53,14 @@ def _unsteady(study: Study) -> list[str]:
     return [f"beware: step times of one config varied by {found:.0%}, so measure again on a quiet machine"]
 
 
-def interval(verdict: Verdict) -> str | None:
+def interval(study: Study) -> str | None:
     """The interval of the ratio and what it stands on; None where there is none."""
+    verdict, first = study.verdict, reference(study)
     if verdict.speedup_low is None or verdict.speedup_high is None:
         return None
     basis = f"95 % interval from {verdict.rounds} paired runs in fresh processes" if verdict.confirmed else ALLOWANCE
-    return f"between {verdict.speedup_low:.3f}x and {verdict.speedup_high:.3f}x of the best eager config ({basis})"
+    than = "the best eager config" if first is None else short(first)
+    return f"between {verdict.speedup_low:.3f}x and {verdict.speedup_high:.3f}x of {than} ({basis})"
 
 
 def _win(study: Study, best: Row | None) -> list[str]:

@@ -25,7 +25,7 @@ def summary(study: Study) -> RenderableType:
     if study.brake:
         parts.append(Text(f"no further search: {study.brake}", style="yellow"))
     parts.append(Text(sentence(study), style=_COLOURS[study.verdict.result]))
-    if found := interval(study.verdict):
+    if found := interval(study):
         parts.append(Text(f"the ratio lies {found}", style="dim"))
     return Group(*parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -38,7 +38,8 @@ class Costs:
 
     measured: bool
     slices: dict[Key, float]
-    confirmed: dict[Key, float]
+    checked: dict[Key, float]  # part of these, for the comparison with fp32 eager
+    confirmed: dict[Key, float]  # another confirmation
     at_least: dict[Key, float]  # of slices that were ended early
     cold: Callable[[_Compiler], float]
     uncompiled: Callable[[_Step], float]
@@ -55,8 +56,9 @@ def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Cost
         alike.setdefault((one.step, one.compiler is None), one.record)
     return Costs(
         measured=bool(measured),
-        slices={**(confirmations := _longest(confirmed)), **_longest(searched)},
-        confirmed=confirmations,
+        slices={**_longest(confirmed), **_longest(searched)},
+        checked={one.key: one.checked_seconds for one in searched if one.checked_seconds},
+        confirmed=_longest([replace(one, seconds=_again_seconds(one)) for one in confirmed]),
         at_least=_longest([one for one in full if one.stopped]),
         cold=cache(partial(_cold_seconds, facts, _observed_compiles(measured))),
         uncompiled=cache(partial(_uncompiled_seconds, spec, facts, list(alike.values()))),
@@ -99,8 +101,9 @@ def confirm_seconds(known: Costs, config: Config) -> float:
 
 
 def first_confirm_seconds(known: Costs, config: Config) -> float:
-    """As predicted from other slices: its window is longer, and it finds the cache that the search slice left."""
-    saved = (1 - _WARM_SHARE) * compile_seconds(known, config)
+    """As predicted from other slices: its window is longer, it finds the cache that the search slice left, and what
+    was compared there is not compared again."""
+    saved = (1 - _WARM_SHARE) * compile_seconds(known, config) + known.checked.get(key(config), 0.0)
     return slice_seconds(known, config) - saved + _LONGER_WINDOW_SECONDS
 
 
@@ -127,6 +130,7 @@ class _Slice:
     stopped: bool
     seconds: float
     cold_seconds: float
+    checked_seconds: float
 
 
 @remembered(4)
@@ -147,7 +151,20 @@ def _slice(record: TrialRecord) -> _Slice:
         stopped=record.stopped is not None,
         seconds=record.seconds or (record.stopped.bound if record.stopped else None) or 0.0,
         cold_seconds=record.measurement.compile.cold_seconds if record.measurement else 0.0,
+        checked_seconds=_checked_seconds(record),
     )
+
+
+def _again_seconds(one: _Slice) -> float:
+    """Of the same slice once more: without the comparison, and from the cache that it leaves."""
+    found = one.record.measurement
+    compiled = found.compile.seconds if found and found.compile.cache == "cold" else 0.0
+    return one.seconds - one.checked_seconds - (1 - _WARM_SHARE) * compiled
+
+
+def _checked_seconds(record: TrialRecord) -> float:
+    found = record.outcome.telemetry.numerics if record.outcome else None
+    return (found.seconds if found else None) or 0.0
 
 
 def _longest(slices: Sequence[_Slice]) -> dict[Key, float]:

@@ -12,7 +12,7 @@ from autocompile.search.blocks import DROPPED_BLOCKS, FEW_BLOCKS, Arm, Block
 from autocompile.search.canonical import Key, is_eager, key, starting_point
 from autocompile.search.history import History, Score
 from autocompile.search.student import Interval, mean_interval
-from autocompile.spec import Paired
+from autocompile.spec import Paired, Plan
 
 ALPHA = 0.05  # of a wrong win or loss of the whole study
 LEAST_WIN = 1.01
@@ -30,7 +30,8 @@ class Judgement:
 
 def judge(history: History) -> Judgement | None:
     """None while too few blocks are complete to know a spread."""
-    rivals, references = _sides(history)
+    arms = dict.fromkeys(arm for block in history.blocks for arm in block.arms if not history.spoiled(arm[0]))
+    rivals, references = sides(history.spec.plan, list(arms))
     judged = _levels(history, references)
     if not judged:
         fastest = _levels(history, rivals)
@@ -76,16 +77,12 @@ def simplest(history: History, scores: Sequence[Score]) -> Score | None:
     return min(equal, key=lambda score: (_departures(history, (score.key, 0)), -score.objective))
 
 
-def _sides(history: History) -> tuple[list[Arm], list[Arm]]:
-    """Compiled configs against eager ones; in a paired plan without that contrast against the first, which ran first.
-
-    A config whose last confirmation failed is out.
-    """
-    arms = list(dict.fromkeys(arm for block in history.blocks for arm in block.arms if not history.spoiled(arm[0])))
-    eager = [arm for arm in arms if is_eager(dict(zip(KNOBS, arm[0], strict=True)))]
-    if isinstance(history.spec.plan, Paired) and len(eager) in (0, len(arms)):
-        return arms[1:], arms[:1]
-    return [arm for arm in arms if arm not in eager], eager
+def sides(plan: Plan, arms: Sequence[Arm]) -> tuple[list[Arm], list[Arm]]:
+    """Compiled configs and the eager ones they are compared with, or in a paired plan what it compares."""
+    asked = plan.reference if isinstance(plan, Paired) else None
+    first = (key(asked), 0) if asked is not None else None
+    references = [arm for arm in arms if (arm == first if first else is_eager(dict(zip(KNOBS, arm[0], strict=True))))]
+    return [arm for arm in arms if arm not in references], references
 
 
 def _chosen(history: History, levels: dict[Arm, float]) -> Arm:

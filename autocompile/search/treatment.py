@@ -13,8 +13,7 @@ from autocompile.spec import Role
 
 _IN_A_ROW = 3
 _LOSSES = 10
-_STREAK = 10
-_LEAST_STREAK = 8
+_BRAKES = ((10, 8, 0), (20, 20, 2))  # of so many latest configs, known of at least so many, at most so many succeed
 _AGAIN = (FailureKind.HOST_OOM, FailureKind.HANG, FailureKind.COMPILE_ERROR)  # blamed on the config, but not at once
 
 
@@ -97,7 +96,7 @@ def of_broken_machine(records: Sequence[TrialRecord]) -> set[int]:
 
 
 def brake_reason(records: Sequence[TrialRecord]) -> str | None:
-    """Why a search in which everything fails should end, with the commonest failure; None while it may go on.
+    """Why a search in which almost everything fails should end, with the commonest failure; None while it may go on.
 
     A config counts once, with its last slice; what the budget or the user ended says nothing.
     """
@@ -105,15 +104,16 @@ def brake_reason(records: Sequence[TrialRecord]) -> str | None:
     for record in sorted(records, key=lambda one: one.number, reverse=True):
         if record.role in (Role.BASELINE, Role.SEARCH) and record.state is not State.RUNNING and not record.stopped:
             last.setdefault(key(record.config), record)
-            if len(last) == _STREAK:
-                break
-    latest = list(reversed(last.values()))
-    failures = [record.failure for record in latest if record.failure is not None]
-    if len(latest) < _LEAST_STREAK or len(failures) < len(latest):
-        return None
-    kind, count = Counter(failure.kind for failure in failures).most_common(1)[0]
-    message = next(failure.message for failure in reversed(failures) if failure.kind is kind)
-    return f"the last {len(latest)} configs all failed, {count} of them with {kind}: {message}"
+    latest = [record.failure for record in last.values()]
+    for size, least, may_succeed in _BRAKES:
+        failures = [failure for failure in latest[:size] if failure is not None]
+        count = len(latest[:size])
+        if count >= least and count - len(failures) <= may_succeed:
+            kind, alike = Counter(failure.kind for failure in failures).most_common(1)[0]
+            message = next(failure.message for failure in failures if failure.kind is kind)
+            which = f"{len(failures)} of the last {count} configs" if may_succeed else f"the last {count} configs all"
+            return f"{which} failed, {alike} of them with {kind}: {message}"
+    return None
 
 
 def _inconclusive(record: TrialRecord) -> bool:

@@ -11,10 +11,10 @@ from autocompile.records import Result, State, TrialRecord, Verdict
 from autocompile.search.blocks import Arm
 from autocompile.search.canonical import is_eager, key, without_compile
 from autocompile.search.history import History, Score, history_of
-from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, simplest
+from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, sides, simplest
 from autocompile.search.known_good import plain_compile
 from autocompile.search.lengths import by_length
-from autocompile.spec import Facts, Paired, StudySpec
+from autocompile.spec import Facts, StudySpec
 
 _ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have measured their spread
 
@@ -102,8 +102,10 @@ def _confirmed(history: History, judged: Judgement) -> _Case:
 def _provisional(history: History) -> _Case:
     """By single measurements; in a paired plan by each config's last confirmation."""
     scores = history.searched or history.confirmed
-    reference, rivals = _apart(history, scores)
-    rival = simplest(history, rivals)
+    by_arm = {(score.key, 0): score for score in scores}
+    rivals, references = sides(history.spec.plan, list(by_arm))
+    reference = next((by_arm[arm] for arm in references), None)
+    rival = simplest(history, [by_arm[arm] for arm in rivals])
     same = next((score for score in scores if rival and score.key == key(without_compile(rival.config))), None)
     ratio = rival.objective / reference.objective if rival and reference else None
     return _Case(
@@ -124,15 +126,6 @@ def _least(score: Score | None) -> float:
 
 def _most(score: Score | None) -> float:
     return 1.0 if score is None else score.measurement.step_seconds.median / score.measurement.step_seconds.low
-
-
-def _apart(history: History, scores: Sequence[Score]) -> tuple[Score | None, list[Score]]:
-    """Eager and what is compared with it; in a paired plan without that contrast the first config."""
-    plan, eager = history.spec.plan, [score for score in scores if score.eager]
-    if isinstance(plan, Paired) and len(eager) in (0, len(scores)):
-        first = next((score for score in scores if score.key == key(plan.configs[0])), None)
-        return first, [score for score in scores if score is not first]
-    return next(iter(eager), None), [score for score in scores if not score.eager]
 
 
 def _same(history: History, judged: Judgement) -> Arm | None:

@@ -20,6 +20,7 @@ from autocompile.workloads.job import Context, Job, prepare, trainable
 STEPS = 3  # compared, each on other batches
 _MOST_TRIES = 20  # of a step: fp16's scaler skips some until it has found its scale
 _FILLED_STD = 0.01
+_DISTURBANCE = 0.2  # of a weight, relative: any code that does not see it gone is far beyond every limit
 
 State = Mapping[str, Tensor]
 
@@ -43,16 +44,16 @@ class Onlooker(Optimizer):
                 result = closure()
         parameters: Iterable[Any] = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
         self.gradients = {
-            self._names[parameter]: _on_host(parameter.grad)
+            self._names[parameter]: _copied(parameter.grad)
             for parameter in parameters
             if parameter in self._names and parameter.grad is not None
         }
         return result
 
 
-def _on_host(gradient: Tensor) -> Tensor:
+def _copied(gradient: Tensor) -> Tensor:
     dense = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense.detach().to("cpu", copy=True)  # the next step may write where this one lies
+    return dense.detach().clone()  # what comes next in the step may write where this one lies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,15 @@ def fill_zeros(model: nn.Module) -> None:
         for parameter in trainable(model):
             if not parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * _FILLED_STD)
+
+
+def disturb(model: nn.Module) -> None:
+    """Change the trained weights, as training does between the steps, by more than rounding could explain."""
+    with torch.no_grad():
+        for number, parameter in enumerate(trainable(model)):
+            generator = torch.Generator(parameter.device).manual_seed(number)
+            noise = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=parameter.dtype)
+            parameter.mul_(1 + _DISTURBANCE * noise)
 
 
 def saved_state(model: nn.Module) -> State:

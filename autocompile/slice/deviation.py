@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ _SPREADS = 5.0  # what other random numbers change is known from one draw only
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What one optimizer step saw: the loss, and the gradient of each parameter that has one, on the host.
+    """What one optimizer step saw: the loss, and the gradient of each parameter that has one.
 
     ``loss_spacing`` is the relative distance of neighbouring numbers in the loss's own dtype, ``is_random`` whether
     random numbers were drawn.
@@ -33,11 +33,16 @@ class Step:
     gradients: Mapping[str, Tensor]
     is_random: bool
 
+    def on_host(self) -> Step:
+        """To be kept while other models are made."""
+        return replace(self, gradients={name: gradient.cpu() for name, gradient in self.gradients.items()})
+
 
 class Distance:
-    """Relative L2 distance of one job's steps from another's, over all steps added, by quantity."""
+    """Relative L2 distance of one job's steps from another's, over all steps added, by quantity; computed there."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._apart: defaultdict[str, float] = defaultdict(float)  # squared, as is the next
         self._size: defaultdict[str, float] = defaultdict(float)
         self._missing: set[str] = set()
@@ -45,10 +50,11 @@ class Distance:
     def add(self, step: Step, reference: Step) -> None:
         self._add(LOSS, (step.loss - reference.loss) ** 2, reference.loss**2)
         for name in step.gradients.keys() - reference.gradients.keys():
-            self._add(GRADIENTS, _squared(step.gradients[name].float()), 0.0)
-        for name, wanted in reference.gradients.items():
-            size, found = _squared(wanted.float()), step.gradients.get(name)
-            apart = size if found is None else _squared(found.float() - wanted.float())
+            self._add(GRADIENTS, _squared(self._here(step.gradients[name])), 0.0)
+        for name, gradient in reference.gradients.items():
+            wanted, found = self._here(gradient), step.gradients.get(name)
+            size = _squared(wanted)
+            apart = size if found is None else _squared(self._here(found) - wanted)
             if found is None and size > 0:
                 self._missing.add(name)
             for quantity in (GRADIENTS, name):
@@ -65,6 +71,9 @@ class Distance:
         """Of the norm of the reference's whole gradient, by parameter."""
         whole = self._size[GRADIENTS]
         return {name: _ratio(size, whole) for name, size in self._size.items() if name not in (LOSS, GRADIENTS)}
+
+    def _here(self, gradient: Tensor) -> Tensor:
+        return gradient.to(self._device, torch.float32)
 
     def _add(self, quantity: str, apart: float, size: float) -> None:
         self._apart[quantity] += apart

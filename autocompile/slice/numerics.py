@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from autocompile.slice.copies import (
     STEPS,
     Copy,
     State,
+    disturb,
     fill_zeros,
     make_copy,
     restore_state,
@@ -65,21 +67,28 @@ def check(
     """
     if not request.numerics or is_plain_eager(request.config):
         return None
+    began = time.monotonic()
     gc.unfreeze()
     torch._dynamo.reset()  # frees the CUDA graphs, and code that copies share must not use up a recompile limit
     observer.restart()
     layers = copied_layers(request.fidelity.layers, parameters)
     make = partial(make_copy, request, device=device, layers=layers, stepped=reporter.stepped)
+    found = _compared(make, config=request.config, observer=observer, reporter=reporter)
+    depth = () if layers == request.fidelity.layers or not found.steps else (f"on a copy of depth {layers}",)
+    note = "; ".join((*depth, *([found.note] if found.note else []))) or None
+    return found.model_copy(update={"note": note, "seconds": time.monotonic() - began})
+
+
+def _compared(make: MakeCopy, *, config: Config, observer: CompileObserver, reporter: Reporter) -> Numerics:
     try:
         reference = _reference(make)
     except Exception as error:  # noqa: BLE001  plain eager training failed on a copy, whatever by: not the config's doing
         return Numerics(checked=False, note=f"no reference: {_first_line(error)}")
     try:
-        errors = _errors(make, reference, config=request.config, observer=observer, reporter=reporter)
+        errors = _errors(make, reference, config=config, observer=observer, reporter=reporter)
     except (torch.OutOfMemoryError, MemoryError, NotApplicable, WorkloadError) as error:
         return Numerics(checked=False, note=f"no copy with the config's knobs: {_first_line(error)}")
-    notes = reference.notes if layers == request.fidelity.layers else (f"on a copy of depth {layers}", *reference.notes)
-    return _numerics(errors, _certain(make, reference, errors), notes)
+    return _numerics(errors, _certain(make, reference, errors), reference.notes)
 
 
 def is_plain_eager(config: Config) -> bool:
@@ -119,6 +128,7 @@ class _Eager:
     steps: Sequence[Step]
     spread: Mapping[str, float]
     had_dropout: bool
+    device: torch.device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +153,7 @@ def _reference(make: MakeCopy) -> _Reference:
             notes.append(f"compared with eager, since fp32 failed: {_first_line(error)}")
     if eager.had_dropout:
         notes.append("dropout was off")
-    own = _distance(eager.steps, steps)
+    own = _distance(eager.steps, steps, eager.device)
     errors = own.relative()
     if not all(math.isfinite(errors.get(quantity, math.nan)) for quantity in (LOSS, GRADIENTS)):
         raise NoReference("eager's own loss or gradients are not finite, or the training step calls no optimizer")
@@ -163,13 +173,13 @@ def _eager(make: MakeCopy) -> _Eager:
     fill_zeros(model)
     state = saved_state(model)
     with dropout_off(model) as had_dropout:
-        steps = list(copy.steps())
+        steps = [step.on_host() for step in copy.steps()]
         spread: Mapping[str, float] = {}
         if any(step.is_random for step in steps):
             restore_state(model, state)
-            changed = _distance(copy.steps(draw=1), steps).relative()
+            changed = _distance(copy.steps(draw=1), steps, copy.device).relative()
             spread = {quantity: change for quantity, change in changed.items() if math.isfinite(change)}
-    return _Eager(state=state, steps=steps, spread=spread, had_dropout=had_dropout)
+    return _Eager(state=state, steps=steps, spread=spread, had_dropout=had_dropout, device=copy.device)
 
 
 def _in_float32(make: MakeCopy, state: State) -> tuple[Sequence[Step], bool]:
@@ -179,7 +189,7 @@ def _in_float32(make: MakeCopy, state: State) -> tuple[Sequence[Step], bool]:
     restore_state(model, state)
     low = to_float32(model)
     with dropout_off(model), without_tf32(), Float32() as mode:
-        steps = list(copy.steps())
+        steps = [step.on_host() for step in copy.steps()]
     return steps, low or mode.replaced
 
 
@@ -188,11 +198,14 @@ def _errors(
 ) -> dict[str, float]:
     """Of the config, once nothing compiles and no CUDA graph is recorded any more.
 
-    Inductor draws other random numbers than eager, unless told not to; that code is not quite what was timed.
+    It is compiled and recorded with other weights than those it is judged with: training changes them too, and code
+    that keeps what it once read must not pass. Inductor draws other random numbers than eager, unless told not to;
+    that code is not quite what was timed.
     """
     copy = make()
     model = copy.job.model
     restore_state(model, reference.state)
+    disturb(model)
     as_eager = bool(reference.yardstick.spread)
     with dropout_off(model), torch._inductor.config.patch(fallback_random=as_eager):
         apply_config(Setup(model=model, regions=copy.job.regions), config)
@@ -200,7 +213,7 @@ def _errors(
         _warm_up(copy, observer)
         reporter.enter(Stage.CHECK)
         restore_state(model, reference.state)
-        return _distance(copy.steps(), reference.steps).relative()
+        return _distance(copy.steps(), reference.steps, copy.device).relative()
 
 
 def _certain(make: MakeCopy, reference: _Reference, errors: Mapping[str, float]) -> Yardstick:
@@ -227,12 +240,12 @@ def _rounded_anew(copy: Copy, reference: _Reference) -> Iterator[dict[str, float
         for draw in range(_DRAWS):
             restore_state(copy.job.model, reference.state)
             with RoundedAnew(copy.device, draw):
-                steps = list(copy.steps())
-            yield _distance(steps, reference.steps).relative()
+                errors = _distance(copy.steps(), reference.steps, copy.device).relative()
+            yield errors
 
 
-def _distance(steps: Iterable[Step], reference: Sequence[Step]) -> Distance:
-    distance = Distance()
+def _distance(steps: Iterable[Step], reference: Sequence[Step], device: torch.device) -> Distance:
+    distance = Distance(device)
     for step, wanted in zip(steps, reference, strict=True):
         distance.add(step, wanted)
     return distance

@@ -180,7 +180,7 @@ class _Loop:
         for record in [record for record in self.records.values() if record.state is State.RUNNING]:
             folder = trial_folder(self.study.folder, record.number)
             end_abandoned(folder / "log.txt")
-            self._keep(left_behind(record, folder))
+            self._keep(left_behind(record, folder, self._all()))
 
     def run(self, caught: Sequence[int]) -> None:
         """Until the search has finished and nothing runs; ``caught`` are the signals that came."""
@@ -222,7 +222,7 @@ class _Loop:
             records=records,
             derived=derived(study.spec, study.facts, records),
             verdict=verdict(study.spec, study.facts, records),
-            brake=brake_reason(records),
+            brake=brake_reason(self._all()),
             used_seconds=self.used,  # as the storage has it
             total_seconds=study.spec.budget.seconds,
             best=best_config(study.name, study.spec, study.facts, records),

@@ -103,7 +103,7 @@ def stopped(running: TrialRecord, why: Stopped, *, seconds: float | None) -> Tri
     return running.model_copy(update={"state": State.FAIL, "stopped": why, "seconds": seconds})
 
 
-def left_behind(running: TrialRecord, folder: Path) -> TrialRecord:
+def left_behind(running: TrialRecord, folder: Path, records: Sequence[TrialRecord]) -> TrialRecord:
     """A trial whose coordinator died: told if its answer lies there complete, else lost."""
     try:
         answer = ANSWER.validate_json((folder / "outcome.json").read_bytes())
@@ -111,7 +111,7 @@ def left_behind(running: TrialRecord, folder: Path) -> TrialRecord:
         return stopped(running, Stopped(reason="lost"), seconds=None)
     if not isinstance(answer, Measured | Failed):
         return stopped(running, Stopped(reason="lost"), seconds=None)
-    return told(running, answer, seconds=None, deadline_seconds=0.0)
+    return told(running, answer, records, seconds=None, deadline_seconds=0.0)
 
 
 def machine_failure(message: str, *, subkind: str | None = None) -> Failed:

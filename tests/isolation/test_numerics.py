@@ -72,6 +72,14 @@ def test_a_gradient_that_is_overwritten_instead_of_accumulated_is_named(measure)
     assert (loss.is_beyond, gradients.is_beyond, parameter.is_beyond) == (False, True, True)
 
 
+def test_code_that_keeps_the_weights_it_was_compiled_with_is_found(measure) -> None:
+    """Its loss and gradients are right until an optimizer changes the weights."""
+    outcome = measure(script("stale"), scope="layer")
+    assert isinstance(outcome, Failed), outcome
+    assert outcome.failure.kind == "numerics_mismatch"
+    assert "the loss: relative error" in outcome.failure.message
+
+
 def test_masks_that_differ_from_eager_s_are_no_mismatch(measure) -> None:
     found = numerics(measure(script("two dropouts"), scope="layer"))
     assert found.checked

@@ -86,6 +86,7 @@ def measured(
     cold_seconds: float | None = None,
     reserved_gib: float = 10.0,
     applied: str | None = "all",
+    cache: str | None = None,
     **fields: object,
 ) -> TrialRecord:
     cold = (0.0 if settings["scope"] == "none" else 13.0) if cold_seconds is None else cold_seconds
@@ -102,7 +103,7 @@ def measured(
             measurement=Measurement(
                 tokens_per_second=speed,
                 step_seconds=StepSeconds(median=step, low=step * 0.99, high=step * 1.01, n=20),
-                compile=Compile(seconds=cold, cold_seconds=cold, cache="cold" if cold else "none"),
+                compile=Compile(seconds=cold, cold_seconds=cold, cache=cache or ("cold" if cold else "none")),
                 reserved_memory_bytes=int(reserved_gib * GIB),
                 **fields,
             ),
@@ -111,8 +112,10 @@ def measured(
     )
 
 
-def confirmed(number: int, settings: Config, speed: float, **fields: object) -> TrialRecord:
-    return measured(number, settings, speed, role=Role.CONFIRM, **fields)
+def confirmed(
+    number: int, settings: Config, speed: float, *, cache: str | None = "warm", **fields: object
+) -> TrialRecord:
+    return measured(number, settings, speed, role=Role.CONFIRM, cache=cache, **fields)
 
 
 def confirmations(first: int, *arms: tuple[Config, Sequence[float]], **fields: object) -> list[TrialRecord]:

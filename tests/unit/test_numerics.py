@@ -85,7 +85,7 @@ def step(loss: float, **gradients: list[float]) -> Step:
 
 
 def test_distances_are_relative_and_over_all_steps() -> None:
-    distance = Distance()
+    distance = Distance(torch.device("cpu"))
     distance.add(step(2.0, a=[3.0, 0.0], b=[1.0]), step(1.0, a=[3.0, 4.0], b=[1.0]))
     distance.add(step(2.0, a=[3.0, 4.0], b=[1.0]), step(2.0, a=[3.0, 4.0], b=[1.0]))
     found = distance.relative()
@@ -94,7 +94,7 @@ def test_distances_are_relative_and_over_all_steps() -> None:
 
 
 def test_a_gradient_that_is_there_in_one_job_only_is_no_small_difference() -> None:
-    distance = Distance()
+    distance = Distance(torch.device("cpu"))
     distance.add(step(1.0, extra=[3.0]), step(1.0, a=[3.0], zero=[0.0]))
     assert distance.relative() == pytest.approx(errors(0, math.sqrt(2), a=INF, zero=0))
 

@@ -35,11 +35,12 @@ from autocompile.report.study import best_rows
 from autocompile.report.terminal import failures
 from autocompile.report.words import duration, outcome, rate, short, tokens
 from autocompile.space import SearchSpace, defaults
-from autocompile.spec import Device, Facts, Fidelity, Method, Precision, Role, StudySpec, WorkloadSpec
+from autocompile.spec import Device, Facts, Fidelity, Method, Paired, Precision, Role, StudySpec, WorkloadSpec
 
 GIB = 1024**3
 EAGER = defaults()
 LAYER = {**EAGER, "scope": "layer"}
+GRAPHS = {**LAYER, "mode": "reduce-overhead"}
 
 
 def trial(number, config, *, rate_=1000.0, role=Role.SEARCH, **changes):
@@ -202,11 +203,21 @@ def test_the_verdict_in_one_sentence(found, text):
     ],
 )
 def test_the_interval_is_named_as_what_it_is(found, basis):
-    assert interval(found) == f"between 1.610x and 1.710x of the best eager config ({basis})"
+    assert interval(study(found)) == f"between 1.610x and 1.710x of the best eager config ({basis})"
 
 
 def test_there_is_no_interval_where_nothing_was_compared():
-    assert interval(Verdict(result=Result.NONE, confirmed=False)) is None
+    assert interval(study(Verdict(result=Result.NONE, confirmed=False))) is None
+
+
+def test_a_comparison_of_compiled_configs_speaks_of_the_first_and_not_of_eager():
+    spec = SPEC.model_copy(update={"plan": Paired(configs=(LAYER, GRAPHS))})
+    result = study(WIN.model_copy(update={"result": Result.TIE, "config": LAYER}), spec=spec)
+    assert sentence(result).startswith("1.660x the speed of layer: no difference beyond the noise")
+    assert "1.710x of layer (95 %" in str(interval(result))
+    alone = result.verdict.model_copy(update={"speedup_vs_best_eager": None, "confirmed": False})
+    assert sentence(study(alone, spec=spec)).startswith("nothing could be compared with layer; provisional")
+    assert "that the others were compared with" in result.report() and "compile off" not in result.report()
 
 
 @pytest.mark.parametrize(

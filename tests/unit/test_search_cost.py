@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autocompile.records import FailureKind
+from autocompile.records import FailureKind, Numerics, Telemetry
 from autocompile.search.cost import compile_seconds, confirm_seconds, costs, first_confirm_seconds, slice_seconds
 from autocompile.spec import Role
 from tests.unit.search_cases import (
@@ -24,6 +24,12 @@ from tests.unit.search_cases import (
 
 DYNAMIC = config(scope="layer", dynamic="true")
 AUTOTUNED = config(scope="layer", mode="max-autotune")
+
+
+def with_telemetry(record, telemetry):
+    return record.model_copy(update={"outcome": record.outcome.model_copy(update={"telemetry": telemetry})})
+
+
 SEEN = [measured(0, EAGER, 8000, seconds=30), measured(1, LAYER, 14000, seconds=45, cold_seconds=13)]
 
 
@@ -83,6 +89,12 @@ def test_a_fixed_global_batch_keeps_the_work_of_a_step():
 
 WARM = [confirmed(n, LAYER, 14000, seconds=seconds, cold_seconds=40) for n, seconds in ((2, 20), (3, 22), (4, 21))]
 COMPARED = [confirmed(0, LAYER, 14000, seconds=30, cold_seconds=0), confirmed(1, EAGER, 8000, seconds=25)]
+CHECKED = with_telemetry(
+    measured(0, LAYER, 14000, seconds=60), Telemetry(numerics=Numerics(checked=True, seconds=20.0))
+)
+FIRST = with_telemetry(
+    confirmed(0, LAYER, 14000, seconds=60, cache="cold"), Telemetry(numerics=Numerics(checked=True, seconds=20.0))
+)
 SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
 
 
@@ -95,6 +107,8 @@ SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
         pytest.param([*SEEN, *WARM], GRAPHS, 43 - 13 * 2 / 3 + 2, 43 - 13 * 2 / 3 + 2, id="seen of another config"),
         pytest.param([*SEEN, *SUSTAINED], LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="a sustained minute"),
         pytest.param(COMPARED, LAYER, 32, 30, id="nothing but confirmations"),
+        pytest.param([FIRST], LAYER, 60 - 13 * 2 / 3 + 2, 60 - 20 - 13 * 2 / 3, id="the first of a paired plan"),
+        pytest.param([CHECKED], LAYER, 60 - 13 * 2 / 3 - 20 + 2, 60 - 13 * 2 / 3 - 20 + 2, id="its numerics are known"),
     ],
 )
 def test_confirm_seconds(records, settings, first, seconds):

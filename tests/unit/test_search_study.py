@@ -46,7 +46,8 @@ def machine(*, gain=1.6, setup=15.0, compile_seconds=13.0, largest_batch=16, noi
             cold *= 10 if settings["mode"] == "max-autotune" else 1
         speed *= math.exp(luck.gauss(0, noise))
         seconds = setup + (cold / 3 if role in ALONE else cold) + WINDOW_SECONDS.get(role, 5)
-        return measured(0, settings, speed, cold_seconds=cold).outcome, seconds
+        cache = "warm" if role in ALONE else None
+        return measured(0, settings, speed, cold_seconds=cold, cache=cache).outcome, seconds
 
     return oracle
 

@@ -148,6 +148,16 @@ def each(kind, *settings, **fields):
 
 
 SIZES = [config(scope="layer", micro_batch=2**n) for n in range(12)]
+CHECKPOINTED = [config(scope="layer", micro_batch=2**n, gradient_checkpointing=True) for n in range(8)]
+
+
+def mixed(successes):
+    """Twenty configs, of which so many were measured: the last and every fifth before it."""
+    good = {5 * number for number in range(successes)}
+    return [
+        measured(number, one, 9000) if 19 - number in good else failed(number, one, K.OOM)
+        for number, one in enumerate([*SIZES, *CHECKPOINTED])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -249,6 +259,8 @@ def test_the_end_of_the_study(records, reason):
         ),
         pytest.param(each(K.OOM, *SIZES[:9], role=Role.CONFIRM), False, id="confirmations are no search"),
         pytest.param([*each(K.OOM, *SIZES[:8]), running(8, EAGER)], True, id="another one runs"),
+        pytest.param(mixed(2), True, id="two of twenty succeed"),
+        pytest.param(mixed(3), False, id="three of twenty succeed"),
     ],
 )
 def test_the_brake(records, brakes):

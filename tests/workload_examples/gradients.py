@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import torch
+import torch._dynamo
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
@@ -24,12 +25,18 @@ class Block(nn.Module):
         self.fault = fault
         self.was_compiled = False
 
+    @torch._dynamo.assume_constant_result
+    def as_it_was(self) -> Tensor:
+        return self.inner.weight.detach().clone()
+
     def forward(self, inputs: Tensor) -> Tensor:
         weight = self.inner.weight
         if torch.compiler.is_compiling():
             self.was_compiled = True
             if self.fault == "scaled":
                 weight = 0.25 * weight + 0.75 * weight.detach()
+            elif self.fault == "stale":
+                weight = weight + (self.as_it_was() - weight).detach()
         elif self.fault == "scaled":
             time.sleep(0.01)  # so that what is wrong is also the fastest
         outputs = F.silu(F.linear(self.norm(inputs), weight, self.inner.bias))
@@ -41,7 +48,7 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, depth: int, fault: str) -> None:
         super().__init__()
-        faults = [fault if number == 1 or fault != "scaled" else "" for number in range(depth)]
+        faults = [fault if number == 1 or fault not in ("scaled", "stale") else "" for number in range(depth)]
         self.blocks = nn.ModuleList(map(Block, faults))
 
     def forward(self, inputs: Tensor) -> Tensor:
