@@ -99,7 +99,7 @@ def _observed(record: TrialRecord) -> Iterator[tuple[str, str]]:
 def _did(record: TrialRecord, telemetry: Telemetry) -> Iterator[tuple[str, str]]:
     if record.config["scope"] != "none":
         yield from _compiled(record, telemetry)
-    yield "attention", _attention(telemetry)
+    yield "attention", _attention(telemetry, looked=record.measurement is not None)
     if record.config["gradient_checkpointing"]:
         yield "checkpoints", f"{telemetry.checkpointing or 'unknown'} of what is compiled"
     if telemetry.numerics is not None:
@@ -139,8 +139,10 @@ def _recompiles(telemetry: Telemetry) -> list[str]:
     ]
 
 
-def _attention(telemetry: Telemetry) -> str:
-    kernels = ", ".join(telemetry.sdpa_kernels) or "no fused kernel was seen"
+def _attention(telemetry: Telemetry, *, looked: bool) -> str:
+    """A slice looks at its kernels once it is warm."""
+    kernels = ", ".join(telemetry.sdpa_kernels)
+    kernels = kernels or ("no fused kernel was seen" if looked else "not looked at before it ended")
     chosen = {"region": "forced in each attention module", "process": "forced for the process", "no": "torch's choice"}
     by = f" ({chosen[telemetry.sdpa_applied]})" if telemetry.sdpa_applied else ""
     return f"{kernels}{by}, mask {telemetry.mask or 'unknown'}"

@@ -58,7 +58,7 @@ def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Cost
         measured=bool(measured),
         slices={**_longest(confirmed), **_longest(searched)},
         checked={one.key: one.checked_seconds for one in searched if one.checked_seconds},
-        confirmed=_longest([replace(one, seconds=_again_seconds(one)) for one in confirmed]),
+        confirmed=_longest(list(map(_again, _without_first(confirmed)))),
         at_least=_longest([one for one in full if one.stopped]),
         cold=cache(partial(_cold_seconds, facts, _observed_compiles(measured))),
         uncompiled=cache(partial(_uncompiled_seconds, spec, facts, list(alike.values()))),
@@ -155,11 +155,19 @@ def _slice(record: TrialRecord) -> _Slice:
     )
 
 
-def _again_seconds(one: _Slice) -> float:
-    """Of the same slice once more: without the comparison, and from the cache that it leaves."""
+def _without_first(slices: Sequence[_Slice]) -> list[_Slice]:
+    """Of each config, where it has more: the first fills caches, the disk's among them, for the others."""
+    turns: dict[Key, list[_Slice]] = {}
+    for one in slices:
+        turns.setdefault(one.key, []).append(one)
+    return [one for own in turns.values() for one in own[1:] or own]
+
+
+def _again(one: _Slice) -> _Slice:
+    """The same slice once more: without the comparison, and from the cache that it leaves."""
     found = one.record.measurement
     compiled = found.compile.seconds if found and found.compile.cache == "cold" else 0.0
-    return one.seconds - one.checked_seconds - (1 - _WARM_SHARE) * compiled
+    return replace(one, seconds=one.seconds - one.checked_seconds - (1 - _WARM_SHARE) * compiled)
 
 
 def _checked_seconds(record: TrialRecord) -> float:

@@ -108,6 +108,13 @@ SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
         pytest.param([*SEEN, *SUSTAINED], LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="a sustained minute"),
         pytest.param(COMPARED, LAYER, 32, 30, id="nothing but confirmations"),
         pytest.param([FIRST], LAYER, 60 - 13 * 2 / 3 + 2, 60 - 20 - 13 * 2 / 3, id="the first of a paired plan"),
+        pytest.param(
+            [FIRST, confirmed(1, LAYER, 14000)],
+            LAYER,
+            60 - 13 * 2 / 3 + 2,
+            30,
+            id="the first fills what the second finds",
+        ),
         pytest.param([CHECKED], LAYER, 60 - 13 * 2 / 3 - 20 + 2, 60 - 13 * 2 / 3 - 20 + 2, id="its numerics are known"),
     ],
 )
