@@ -16,9 +16,17 @@ Source = Literal["catalogue", "directory", "hub"]
 
 
 class Architecture(Value):
-    """``config`` are arguments of transformers' config class for ``model_type``; ``hub`` is where weights are."""
+    """``config`` are arguments of transformers' config class for ``model_type``; ``hub`` is where weights are.
+
+    ``labels`` are the classes that a classifier tells apart, ``sequence_length`` what it is trained with where nobody
+    asks for another, ``space`` the search space of its family.
+    """
 
     model_type: str
+    task: str = "causal-lm"
+    space: str = "default"
+    sequence_length: int | None = None
+    labels: int | None = None
     hub: str | None
     parameters: int = Field(ge=1)
     config: dict[str, Any]

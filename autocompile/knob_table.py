@@ -39,6 +39,8 @@ KNOBS: dict[str, Knob] = {
     "sdpa": Knob(default="auto", values=("auto", "flash", "efficient", "cudnn", "math"), memory=True),
     "micro_batch": Knob(default=4, memory=True),
     "gradient_checkpointing": Knob(default=False, values=(False, True), memory=True),
+    "channels_last": Knob(default=False, values=(False, True), memory=True),
+    "float32_matmul_precision": Knob(default="highest", values=("highest", "high")),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autocompile.catalogue import source_of
+from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
 from autocompile.space import load_space
@@ -22,9 +22,11 @@ _SETTABLE = ("optimizer", "mask", *(f"lora.{name}" for name in LoraSpec.model_fi
 _FLAGS = {
     "model": "model",
     "script": "workload",
+    "task": "task",
     "method": "method",
     "precision": "precision",
     "sequence_length": "seq_len",
+    "image_size": "image_size",
     "global_batch": "global_batch",
     "weights": "weights",
     "trust_remote_code": "trust_remote_code",
@@ -44,9 +46,11 @@ class Settings:
     spec: str | None = None
     budget: str | None = None
     trials: int | None = None
+    task: str | None = None
     method: str | None = None
     precision: str | None = None
     seq_len: int | None = None
+    image_size: int | None = None
     global_batch: int | None = None
     tokens: str | None = None
     steps: int | None = None
@@ -89,10 +93,13 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
     if settings.workload is None and "options" in workload:
         raise UserError(f"--set workload.{next(iter(workload['options']))}: only a --workload script takes options")
     flags = {field: getattr(settings, flag) for field, flag in _FLAGS.items()}
-    of_method = "qlora" if settings.method == Method.QLORA else "default"
+    known = catalogue().get(settings.model or "")
+    if known and known.sequence_length and settings.seq_len is None:
+        flags["sequence_length"] = known.sequence_length
+    family = "qlora" if settings.method == Method.QLORA else known.space if known else "default"
     found: dict[str, Any] = {
         "workload": {**{name: value for name, value in flags.items() if value is not None}, **workload},
-        "space": load_space(settings.search_space or of_method).model_dump(mode="json"),
+        "space": load_space(settings.search_space or family).model_dump(mode="json"),
         "pinned": pinned,
     }
     if settings.sampler is not None:

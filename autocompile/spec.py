@@ -27,6 +27,15 @@ class Precision(StrEnum):
     FP32 = "fp32"
 
 
+class Task(StrEnum):
+    """What a model's head is for."""
+
+    CAUSAL_LM = "causal-lm"
+    MASKED_LM = "masked-lm"
+    CLASSIFICATION = "classification"
+    IMAGE_CLASSIFICATION = "image-classification"
+
+
 class Role(StrEnum):
     BASELINE = "baseline"
     PROBE = "probe"
@@ -47,9 +56,11 @@ class WorkloadSpec(Value):
 
     model: str | None = None
     script: str | None = None
+    task: Task | None = None  # of a model; None: the preflight reads it off the model's config
     method: Method | None = None  # None: the slice's preflight decides by size, see Facts
     precision: Precision | None = None  # None: bf16 on GPUs, fp32 on CPUs
     sequence_length: int = Field(default=1024, ge=2)
+    image_size: int | None = Field(default=None, ge=1)  # pixels on a side; None: as the model was made for
     global_batch: int | None = Field(default=None, ge=1)
     lora: LoraSpec = LoraSpec()
     optimizer: Literal["adamw"] = "adamw"
@@ -232,6 +243,7 @@ class Facts(Value):
     parameters: int
     environment: dict[str, str]  # gpu, torch, triton, driver, key libraries, hash of the workload file
     model_type: str | None = None
+    task: Task | None = None  # of a model that is no user's script
     method: Method = Method.FULL
     precision: Precision = Precision.FP32
     regions: dict[str, str] | None = None  # scope name -> fnmatch pattern on module names; None: nobody looked
@@ -241,9 +253,10 @@ class Facts(Value):
 
 
 def resolved(workload: WorkloadSpec, facts: Facts) -> WorkloadSpec:
-    """The workload with the method, precision and device that the preflight settled where none was asked for."""
+    """The workload with the task, method, precision and device that the preflight settled where none was asked for."""
     device = facts.devices[0].type
-    return workload.model_copy(update={"method": facts.method, "precision": facts.precision, "device": device})
+    found = {"method": facts.method, "precision": facts.precision, "device": device, "task": facts.task}
+    return workload.model_copy(update=found)
 
 
 def traits(spec: StudySpec, facts: Facts) -> Traits:
@@ -252,6 +265,7 @@ def traits(spec: StudySpec, facts: Facts) -> Traits:
     return {
         "device": device.type,
         "method": str(facts.method),
+        "precision": str(facts.precision),
         "parallel": spec.workload.parallel,
         "world_size": spec.workload.gpus_per_trial,
         "shapes": "fixed",

@@ -33,11 +33,20 @@ Workload = Annotated[str | None, _flag("--workload", "FILE.py:FUNCTION", "Your o
 Spec = Annotated[str | None, _flag("--spec", "FILE", "A study's spec.yaml instead of a model and flags.")]
 Budget = Annotated[str | None, _flag("--budget", "TIME", "Wall-clock time, such as 90s, 30m, 2h. [default: 30m]")]
 Trials = Annotated[int | None, _flag("--trials", "N", "Measured baseline and search trials at most.")]
+Task = Annotated[
+    str | None,
+    _flag(
+        "--task",
+        "causal-lm|masked-lm|classification|image-classification",
+        "What the model's head is for. [default: as published]",
+    ),
+]
 Method = Annotated[str | None, _flag("--method", "full|lora|qlora", "[default: lora from 1B parameters, else full]")]
 Precision = Annotated[
     str | None, _flag("--precision", "bf16|bf16-mixed|fp16-mixed|fp32", "[default: bf16, fp32 on CPUs]")
 ]
 SeqLen = Annotated[int | None, _flag("--seq-len", "N", "Tokens of one sequence. [default: 1024]")]
+ImageSize = Annotated[int | None, _flag("--image-size", "N", "Pixels on a side. [default: as the model was made for]")]
 GlobalBatch = Annotated[int | None, _flag("--global-batch", "N", "Sequences of an optimizer step, by accumulation.")]
 Tokens = Annotated[str | None, _flag("--tokens", "T", "Length of the planned run, such as 50M: compile time counts.")]
 Steps = Annotated[int | None, _flag("--steps", "N", "Length of the planned run in global batches.")]
@@ -65,9 +74,11 @@ def tune(
     spec: Spec = None,
     budget: Budget = None,
     trials: Trials = None,
+    task: Task = None,
     method: Method = None,
     precision: Precision = None,
     seq_len: SeqLen = None,
+    image_size: ImageSize = None,
     global_batch: GlobalBatch = None,
     tokens: Tokens = None,
     steps: Steps = None,
@@ -92,7 +103,10 @@ def tune(
     settings = _settings(locals())  # taken before there are other names
     _require_local(executor)
     place = Place(study=study, storage=storage, python=python or sys.executable, gpus=parse_gpus(gpus))
-    result = _run(settings, _console(), place)
+    _end(_run(settings, _console(), place), json=json)
+
+
+def _end(result: StudyResult, *, json: bool) -> None:
     if json:
         from autocompile.cli.stored import print_document
 
@@ -161,7 +175,8 @@ def introduction(ready: Opened) -> list[str]:
         workload(ready.spec, ready.facts),
         f"study {ready.name} in {ready.folder}" + (f", budget {duration(limit)}" if limit is not None else ""),
     ]
-    return [*lines, *(f"{knob} stays as it is: {why}" for knob, why in ready.facts.frozen_knobs.items())]
+    frozen = ready.facts.frozen_knobs.items()
+    return [*lines, *(f"{knob} stays as it is: {why}" for knob, why in frozen if knob in ready.spec.space.parameters)]
 
 
 def _conclude(console: Console, ready: Opened, result: StudyResult) -> None:

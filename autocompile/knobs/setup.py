@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from autocompile.knob_table import KnobValue, is_pattern
+from autocompile.knob_table import KNOBS, KnobValue, is_pattern
 from autocompile.space import Config
 
 
@@ -71,7 +71,7 @@ def apply_config(setup: Setup, config: Config) -> Setup:
     if config["gradient_checkpointing"] and not modules_of(setup, "layer"):
         raise NotApplicable("gradient_checkpointing: this model has no repeated layers to checkpoint")
     for name, function in REGISTRY.items():
-        setup = function(setup, config[name])
+        setup = function(setup, config.get(name, KNOBS[name].default))  # a config may be older than a knob
     return setup
 
 

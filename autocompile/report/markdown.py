@@ -19,7 +19,7 @@ def markdown(study: Study, places: Places) -> str:
     """The text of ``report.md``; it names no host, no user and no absolute path."""
     sections = [
         [f"# {study.name}", f"**{_capital(sentence(study))}.**", *_sureness(study), *_brake(study), _what(study)],
-        ["## Best configs", _table(_BEST_HEAD, map(_best_cells, best_rows(study.records, limit=_N_BEST)))],
+        ["## Best configs", *_best(study)],
         *_lengths(study),
         ["## How to use it", *_use(study)],
         ["## All trials", _table(_TRIAL_HEAD, map(_trial_cells, study.records)), *_derived(study)],
@@ -29,8 +29,6 @@ def markdown(study: Study, places: Places) -> str:
     return scrub("\n\n".join(part for section in sections for part in section), places) + "\n"
 
 
-_BEST_HEAD = ("config", "tokens/s", "step ms", "peak GiB", "compile s", "trials", "state")
-_LENGTH_HEAD = ("steps", "tokens", "quickest, compile included", "takes", "best eager takes")
 _TRIAL_HEAD = ("trial", "role", "state", "config", "what happened")
 _CODE = """```python
 import autocompile
@@ -66,6 +64,14 @@ def _what(study: Study) -> str:
     return f"{workload(study.spec, study.facts)}. {len(study.records)} slices in {duration(study.used_seconds)}{limit}."
 
 
+def _best(study: Study) -> list[str]:
+    rows = best_rows(study.records, limit=_N_BEST)
+    if not rows:
+        return ["None was measured."]
+    head = ("config", f"{rows[0].unit}/s", "step ms", "peak GiB", "compile s", "trials", "state")
+    return [_table(head, map(_best_cells, rows))]
+
+
 def _best_cells(found: Row) -> tuple[str, ...]:
     return (
         f"`{short(found.config)}`",
@@ -92,7 +98,9 @@ def _lengths(study: Study) -> list[list[str]]:
         )
         for run in study.verdict.by_length
     ]
-    return [["## By length of the run", _table(_LENGTH_HEAD, rows)]]
+    unit = best_rows(study.records, limit=1)[0].unit
+    head = ("steps", unit, "quickest, compile included", "takes", "best eager takes")
+    return [["## By length of the run", _table(head, rows)]]
 
 
 def _use(study: Study) -> list[str]:

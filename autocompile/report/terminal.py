@@ -43,7 +43,7 @@ def failures(study: Study) -> list[str]:
 def _table(study: Study, rows: list[Row]) -> Table:
     table = Table(title=escape(study.name), title_justify="left", title_style="bold")
     table.add_column("config", overflow="fold")
-    for head in ("tokens/s", "step ms", "peak GiB", "compile s"):
+    for head in (f"{rows[0].unit}/s", "step ms", "peak GiB", "compile s"):
         table.add_column(head, justify="right")
     table.add_column("state")
     for found in rows:

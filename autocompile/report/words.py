@@ -5,7 +5,7 @@ from __future__ import annotations
 from autocompile.knob_table import KNOBS, KnobValue
 from autocompile.records import Failure, Measurement, State, TrialRecord
 from autocompile.space import Config
-from autocompile.spec import Facts, StudySpec
+from autocompile.spec import Facts, StudySpec, Task
 
 _GIB = 1024**3
 _MESSAGE_LENGTH = 100
@@ -67,9 +67,12 @@ def workload(spec: StudySpec, facts: Facts) -> str:
     asked, device = spec.workload, facts.devices[0]
     count = f"{facts.parameters / 1e9:.1f}B" if facts.parameters >= 1e9 else f"{facts.parameters / 1e6:.1f}M"
     more = f", global batch {asked.global_batch}" if asked.global_batch else ""
+    inputs = f"sequence length {asked.sequence_length}{more}, mask {asked.mask}"
+    if facts.task is Task.IMAGE_CLASSIFICATION:
+        inputs = f"images of {f'{asked.image_size} pixels' if asked.image_size else 'the usual size'}{more}"
     return (
         f"{asked.model or asked.script}: {count} parameters in {facts.layers} layers, {facts.method}, "
-        f"{facts.precision}, sequence length {asked.sequence_length}{more}, mask {asked.mask}, "
+        f"{facts.precision}, {inputs}, "
         f"on {device.name} ({gib(device.memory_bytes)} GiB)"
     )
 

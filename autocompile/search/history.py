@@ -161,6 +161,13 @@ class History:
         """Whether any eager training was measured within the memory there is, whatever became of it since."""
         return any(is_eager(record.config) and usable(self.spec, self.facts, record) for record in self.ordered)
 
+    def sustained_speed(self, name: Key) -> float | None:
+        """Tokens per second over a sustained minute, where the budget held one: what training sees on a hot GPU."""
+        for record in reversed(self.sustained.get(name, [])):
+            if record.state is State.COMPLETE and record.measurement:
+                return record.measurement.tokens_per_second
+        return None
+
     def spoiled(self, name: Key) -> bool:
         """Whether its last confirmation failed, or its sustained minute for a reason of its own."""
         attempts, minutes = self.confirmations.get(name, []), self.sustained.get(name, [])

@@ -45,4 +45,5 @@ def _tokens_per_step(score: Score) -> float:
 
 def _seconds(history: History, score: Score, amount: float) -> float:
     speeds = [run.measurement.tokens_per_second for run in kept(history, (score.key, 0))]
-    return history.cold_seconds[score.key] + amount / geometric_mean(speeds or [score.measurement.tokens_per_second])
+    short = geometric_mean(speeds or [score.measurement.tokens_per_second])
+    return history.cold_seconds[score.key] + amount / (history.sustained_speed(score.key) or short)

@@ -32,7 +32,7 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
         result=result,
         confirmed=judged is not None,
         config=dict(chosen.config),
-        tokens_per_second=_sustained(history, chosen) or case.tokens_per_second(chosen),
+        tokens_per_second=history.sustained_speed(chosen.key) or case.tokens_per_second(chosen),
         speedup=case.speedup,
         speedup_vs_best_eager=case.ratio,
         speedup_low=case.low,
@@ -158,22 +158,18 @@ def _ended(record: TrialRecord) -> bool:
     return record.state in (State.COMPLETE, State.PRUNED)
 
 
-def _sustained(history: History, chosen: Score) -> float | None:
-    """Over a sustained minute, where the budget held one: what training sees once the GPU is hot."""
-    for record in reversed(history.sustained.get(chosen.key, [])):
-        if record.state is State.COMPLETE and record.measurement:
-            return record.measurement.tokens_per_second
-    return None
-
-
 def _over_plain(history: History, case: _Case) -> float | None:
+    """By search slices on both sides: plain compile is not confirmed."""
     config = plain_compile(history)
     if config is None or case.rival is None:
         return None
     if case.rival.key == key(config):
         return 1.0
-    attempts = [record for record in history.trials.get(key(config), []) if record.measurement]
-    return case.rival.objective / history.objective(attempts[-1]) if attempts else None
+    plain, own = (
+        [record for record in history.trials.get(name, []) if record.measurement]
+        for name in (key(config), case.rival.key)
+    )
+    return history.objective(own[-1]) / history.objective(plain[-1]) if plain and own else None
 
 
 def _break_even_steps(history: History, compiled: Score | None, eager: Score | None) -> int | None:

@@ -9,16 +9,26 @@ from typing import Any, TypeAlias
 
 import torch
 
-from autocompile.workloads.job import Job
+from autocompile.workloads.job import Job, WorkloadError
 
 Cycle: TypeAlias = list[object]
 
 
 def cycles(job: Job, n_micro_batches: int) -> Iterator[Cycle]:
-    """The workload's stream in order; it begins again where it ends."""
-    stream = itertools.chain.from_iterable(job.batches() for _ in itertools.count())
+    """The workload's stream in order; it begins again where it ends. WorkloadError if nothing comes then."""
+    stream = _endless(job)
     while True:
         yield list(itertools.islice(stream, n_micro_batches))
+
+
+def _endless(job: Job) -> Iterator[object]:
+    while True:
+        empty = True
+        for batch in job.batches():
+            empty = False
+            yield batch
+        if empty:
+            raise WorkloadError("batches() gave nothing when begun again; it should start anew each time")
 
 
 class Waited:

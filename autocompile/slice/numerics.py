@@ -81,7 +81,7 @@ def check(
 
 def _compared(make: MakeCopy, *, config: Config, observer: CompileObserver, reporter: Reporter) -> Numerics:
     try:
-        reference = _reference(make)
+        reference = _reference(make, tf32=config.get("float32_matmul_precision") == "high")
     except Exception as error:  # noqa: BLE001  plain eager training failed on a copy, whatever by: not the config's doing
         return Numerics(checked=False, note=f"no reference: {_first_line(error)}")
     try:
@@ -141,8 +141,9 @@ class _Reference:
     notes: tuple[str, ...]
 
 
-def _reference(make: MakeCopy) -> _Reference:
-    """First in the study's precision, whose weights the others get, then in fp32."""
+def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
+    """First in the study's precision, whose weights the others get, then in fp32. ``tf32``: the config may round to it,
+    whose ten bits lie between bf16's seven and fp32's."""
     notes = []
     with sdpa_kernel(_SDPA):  # one may have been forced for the whole process
         eager = _eager(make)
@@ -160,7 +161,7 @@ def _reference(make: MakeCopy) -> _Reference:
     yardstick = Yardstick(
         eager=errors,
         shares=own.shares(),
-        floor=_FLOORS[low],
+        floor=_FLOORS[low or tf32],
         loss_floor=max(step.loss_spacing for step in eager.steps),
         spread=eager.spread,
     )

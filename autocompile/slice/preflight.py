@@ -21,7 +21,7 @@ from autocompile.records import Stage
 from autocompile.slice.classify import exception_chain
 from autocompile.slice.environment import cpu_name, environment
 from autocompile.slice.flops import matmul_flops_per_second
-from autocompile.spec import Device, Facts, Method, Precision, PreflightRequest, WorkloadSpec
+from autocompile.spec import Device, Facts, Method, Precision, PreflightRequest, Task, WorkloadSpec
 from autocompile.workloads.job import Context, Job, MachineFault, prepare
 from autocompile.workloads.precision import resolved_precision
 
@@ -38,6 +38,7 @@ class Found:
     layers: int
     parameters: int
     model_type: str | None
+    task: Task | None
     method: Method
     regions: dict[str, str]
     frozen_knobs: dict[str, str]
@@ -68,6 +69,7 @@ def preflight(request: PreflightRequest, report: Callable[[Stage], None]) -> Fac
         parameters=found.parameters,
         environment=environment(targets[0], workload),
         model_type=found.model_type,
+        task=found.task,
         method=found.method,
         precision=precision,
         regions=found.regions,
@@ -118,16 +120,28 @@ def _model(workload: WorkloadSpec) -> Found:
     from autocompile.workloads.models import describe, resolved_method
 
     description = describe(workload)
-    method = resolved_method(workload, description.parameters)
+    method = resolved_method(workload, description.parameters, description.task)
     require(method)
     return Found(
         layers=description.layers,
         parameters=description.parameters,
         model_type=description.model_type,
+        task=description.task,
         method=method,
         regions=default_regions(description.model),
-        frozen_knobs={},
+        frozen_knobs={**_without_attention(description.model, workload.model), **_without_images(description.model)},
     )
+
+
+def _without_attention(model: nn.Module, name: str | None) -> dict[str, str]:
+    """No kernel can be chosen for a model that does not call scaled_dot_product_attention."""
+    found = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    return {} if found == "sdpa" else {"sdpa": f"{name} does not use scaled_dot_product_attention"}
+
+
+def _without_images(model: nn.Module) -> dict[str, str]:
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    return {} if convolves else {"channels_last": "this model has no two-dimensional convolution"}
 
 
 def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
@@ -140,21 +154,24 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
         return prepare(Context.of(workload, device=target, micro_batch=micro_batch, seed=seed), workload)
 
     job = build_for(scripts.MICRO_BATCHES[0])
+    scripts.check_batches(job, workload.script)
     scripts.check_loss(job, workload.script)
     found = Found(
         layers=_layers(job),
         parameters=sum(parameter.numel() for parameter in job.model.parameters()),
         model_type=getattr(getattr(job.model, "config", None), "model_type", None),
+        task=None,
         method=_method(job.model),
         regions=dict(job.regions),
-        frozen_knobs={},
+        frozen_knobs=_without_images(job.model),
     )
     small = scripts.counted(job, first_batch(job), workload.script)
     del job
     gc.collect()  # modules hold each other in circles, and two models may not fit beside each other
     job = build_for(scripts.MICRO_BATCHES[1])
     large = scripts.counted(job, first_batch(job), workload.script)
-    return replace(found, frozen_knobs=scripts.frozen_knobs(workload.script, small, large))
+    frozen = {**found.frozen_knobs, **scripts.frozen_knobs(workload.script, small, large)}
+    return replace(found, frozen_knobs=frozen)
 
 
 def _layers(job: Job) -> int:

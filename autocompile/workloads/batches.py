@@ -1,11 +1,11 @@
-"""Random token batches, made once and cycled through, so that feeding the model costs nothing."""
+"""Random batches, made once and cycled through, so that feeding the model costs nothing."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,21 +16,30 @@ from autocompile.workloads.training import count_tokens, has_tokens
 DISTINCT_BATCHES = 8
 IGNORED_LABEL = -100  # what transformers' losses leave out
 
-TokenBatch = dict[str, Tensor]
+MASKED_SHARE = 0.15  # of the tokens of a masked language model (Devlin et al. 2018, section 3.1)
+
+Batch: TypeAlias = dict[str, Tensor]
 
 
-def token_batches(ctx: Context, vocabulary: int, mask: MaskKind) -> Callable[[], Iterator[TokenBatch]]:
-    """An endless cycle of a few batches on the device, the same ones for the same seed and rank."""
+def cycled(ctx: Context, make: Callable[[torch.Generator], Batch], dtype: torch.dtype) -> Callable[[], Iterator[Batch]]:
+    """An endless cycle of a few batches on the device, the same ones for the same seed and rank.
+
+    ``dtype`` is that of what the model reads where this is no whole number.
+    """
     # Drawn on the CPU: a GPU's generator gives other numbers, and seeds should mean the same everywhere.
     generator = torch.Generator().manual_seed(ctx.seed * 1_000_003 + ctx.rank)
     batches = [
-        {name: tensor.to(ctx.device) for name, tensor in _batch(ctx, vocabulary, mask, generator=generator).items()}
+        {
+            name: tensor.to(ctx.device, dtype if tensor.is_floating_point() else None)
+            for name, tensor in make(generator).items()
+        }
         for _ in range(DISTINCT_BATCHES)
     ]
     return lambda: itertools.cycle(batches)
 
 
-def _batch(ctx: Context, vocabulary: int, mask: MaskKind, *, generator: torch.Generator) -> TokenBatch:
+def random_tokens(ctx: Context, vocabulary: int, mask: MaskKind, generator: torch.Generator) -> Batch:
+    """``input_ids`` and ``labels`` of (micro_batch, sequence_length), and an ``attention_mask`` if one is asked for."""
     shape = (ctx.micro_batch, ctx.sequence_length)
     tokens = torch.randint(vocabulary, shape, generator=generator)
     if mask == "none":
@@ -45,6 +54,17 @@ def _batch(ctx: Context, vocabulary: int, mask: MaskKind, *, generator: torch.Ge
         "input_ids": tokens.masked_fill(~kept, 0),
         "attention_mask": kept.long(),
         "labels": tokens.masked_fill(~kept, IGNORED_LABEL),
+    }
+
+
+def with_masked_tokens(batch: Batch, mask_token: int, generator: torch.Generator) -> Batch:
+    """The batch with some tokens hidden; only these have labels."""
+    hidden = torch.rand(batch["input_ids"].shape, generator=generator) < MASKED_SHARE
+    hidden[:, 0] = True  # of a short batch none might be, and a mean over nothing is no number
+    return {
+        **batch,
+        "input_ids": batch["input_ids"].masked_fill(hidden, mask_token),
+        "labels": batch["labels"].masked_fill(~hidden, IGNORED_LABEL),
     }
 
 

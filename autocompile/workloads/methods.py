@@ -29,8 +29,11 @@ def require(method: Method) -> None:
         raise MachineFault("qlora needs bitsandbytes: pip install 'torch-autocompile[qlora]'")
 
 
-def adapted(model: nn.Module, lora: LoraSpec) -> nn.Module:
-    """The model with everything frozen and fp32 adapters on all linear layers of its blocks."""
+def adapted(model: nn.Module, lora: LoraSpec, task: str | None) -> nn.Module:
+    """The model with everything frozen and fp32 adapters on all linear layers of its blocks.
+
+    ``task`` is peft's name for what is trained; a new classifier on top is trained with the adapters.
+    """
     # Imported here: peft imports bitsandbytes, which looks for a GPU, and only these methods need it.
     from peft import LoraConfig, get_peft_model
 
@@ -43,7 +46,7 @@ def adapted(model: nn.Module, lora: LoraSpec) -> nn.Module:
         lora_dropout=lora.dropout,
         target_modules=_one_pattern(linears),
         fan_in_fan_out=any(isinstance(linear, Conv1D) for linear in linears.values()),
-        task_type="CAUSAL_LM",
+        task_type=task,
     )
     wrapped: nn.Module = get_peft_model(model, config)
     with torch.no_grad():

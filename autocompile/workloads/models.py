@@ -1,22 +1,26 @@
-"""Causal language models of the catalogue, the Hub or a directory, built on the device, with random or real weights."""
+"""Models of the catalogue, the Hub or a directory, built on the device, with random or real weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig
 
 from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
-from autocompile.spec import Method, WorkloadSpec
-from autocompile.workloads.batches import token_batches
+from autocompile.spec import Method, Task, WorkloadSpec
+from autocompile.workloads.batches import cycled
 from autocompile.workloads.job import Context, Job, WorkloadError
 from autocompile.workloads.methods import adapted, quantisation, quantised_construction
 from autocompile.workloads.precision import base_dtype, compute_dtype, resolved_precision
+from autocompile.workloads.tasks import TASKS, image_size, task_of
 
 LORA_FROM_PARAMETERS = 1_000_000_000
+
+
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "camembert", "xlm-roberta-xl")  # these count from pad + 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,49 +29,55 @@ class Description:
 
     model: nn.Module
     model_type: str
+    task: Task
     layers: int
     parameters: int
 
 
 def describe(workload: WorkloadSpec) -> Description:
-    """Resolve the model. Raises WorkloadError for one that is unknown, no causal language model, or too short."""
+    """Resolve the model. Raises WorkloadError for one that is unknown, not made for its task, or too short."""
     config = _config(workload)
-    _check_length(config, workload)
-    model = _on_meta(config, workload)
+    task = _task(config, workload)
+    _check_size(config, workload, task)
+    model = _on_meta(config, workload, task)
     return Description(
         model=model,
         model_type=config.model_type,
-        layers=config.get_text_config().num_hidden_layers,
+        task=task,
+        layers=_layers(config),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 
 
-def resolved_method(workload: WorkloadSpec, parameters: int) -> Method:
-    """The method asked for; else adapters from a size at which few machines hold a full fine-tune."""
-    return workload.method or (Method.LORA if parameters >= LORA_FROM_PARAMETERS else Method.FULL)
+def resolved_method(workload: WorkloadSpec, parameters: int, task: Task) -> Method:
+    """The method asked for; else adapters for a language model so large that few machines hold a full fine-tune."""
+    large = task is Task.CAUSAL_LM and parameters >= LORA_FROM_PARAMETERS
+    return workload.method or (Method.LORA if large else Method.FULL)
 
 
 def build(ctx: Context, workload: WorkloadSpec) -> Job:
-    """A job on the model, with random token batches. Equal seeds give equal weights and equal batches."""
+    """A job on the model, with random batches. Equal seeds give equal weights and equal batches."""
     config = _config(workload)
-    _check_length(config, workload)
-    method = workload.method or resolved_method(workload, describe(workload).parameters)
+    task = _task(config, workload)
+    _check_size(config, workload, task)
+    method = workload.method or resolved_method(workload, describe(workload).parameters, task)
+    workload = workload.model_copy(update={"method": method, "task": task})
     _cut(config, ctx.depth)
     torch.manual_seed(ctx.seed)
-    model = _weighted(config, ctx, workload.model_copy(update={"method": method}))
+    model, training = _weighted(config, ctx, workload), TASKS[task]
     if method is not Method.FULL:
-        model = adapted(model, workload.lora)
+        model = adapted(model, workload.lora, training.adapters)
+    dtype = base_dtype(resolved_precision(workload, ctx.device.type), method)
     return Job(
         model=model.train(),
-        loss=causal_lm_loss,
-        batches=token_batches(ctx, config.get_text_config().vocab_size, workload.mask),
+        loss=training.loss,
+        batches=cycled(ctx, lambda generator: training.batch(config, ctx, workload, generator), dtype),
     )
 
 
-def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    # The config's default would build a cache whose state guards recompile each layer until the limit.
-    loss: Tensor = model(**batch, use_cache=False).loss
-    return loss
+def _task(config: PreTrainedConfig, workload: WorkloadSpec) -> Task:
+    entry = catalogue().get(workload.model or "")
+    return workload.task or (Task(entry.task) if entry else task_of(config))
 
 
 def _config(workload: WorkloadSpec) -> PreTrainedConfig:
@@ -78,7 +88,8 @@ def _config(workload: WorkloadSpec) -> PreTrainedConfig:
         raise WorkloadError(str(error)) from error
     if source == "catalogue":
         entry = catalogue()[workload.model]
-        config = AutoConfig.for_model(entry.model_type, **entry.config)
+        labels = {} if entry.labels is None else {"num_labels": entry.labels}
+        config = AutoConfig.for_model(entry.model_type, **entry.config, **labels)
     else:
         try:
             # Always given: left out, transformers asks on the terminal whether to run remote code.
@@ -86,6 +97,8 @@ def _config(workload: WorkloadSpec) -> PreTrainedConfig:
         except (OSError, ValueError) as error:
             raise WorkloadError(f"{workload.model}: {_why_unreadable(error)}") from error
     config.use_cache = False
+    if workload.image_size is not None and hasattr(config, "image_size"):
+        config.image_size = workload.image_size
     return config
 
 
@@ -99,35 +112,52 @@ def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _on_meta(config: PreTrainedConfig, workload: WorkloadSpec) -> nn.Module:
+def _on_meta(config: PreTrainedConfig, workload: WorkloadSpec, task: Task) -> nn.Module:
     with torch.device("meta"):
-        return _new(config, workload)
+        return _new(config, workload, task)
 
 
-def _new(config: PreTrainedConfig, workload: WorkloadSpec, dtype: torch.dtype | None = None) -> nn.Module:
+def _new(config: PreTrainedConfig, workload: WorkloadSpec, task: Task, dtype: torch.dtype | None = None) -> nn.Module:
     """A model with random weights, on the device whose context this is called in."""
-    try:
-        model: nn.Module = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=workload.trust_remote_code
-        )
+    training = TASKS[task]
+    try:  # its attention is scaled_dot_product_attention wherever transformers has that for the model
+        model: nn.Module = training.auto.from_config(config, dtype=dtype, trust_remote_code=workload.trust_remote_code)
     except ValueError as error:
-        raise WorkloadError(f"{workload.model}: not a causal language model: {_first_line(error)}") from error
+        raise WorkloadError(f"{workload.model}: not {training.what}: {_first_line(error)}") from error
     return model
 
 
-def _check_length(config: PreTrainedConfig, workload: WorkloadSpec) -> None:
-    """Learned positions end; rotary ones go on, if not well."""
+def _check_size(config: PreTrainedConfig, workload: WorkloadSpec, task: Task) -> None:
+    """Learned positions end; rotary ones go on, if not well. Images come in whole patches."""
+    if not TASKS[task].reads_tokens:
+        side, patch = image_size(config, workload.image_size), getattr(config, "patch_size", None)
+        if isinstance(patch, int) and side % patch:
+            raise WorkloadError(
+                f"{workload.model}: image size {side} is no multiple of the model's {patch} pixels a patch"
+            )
+        return
     text = config.get_text_config()
     limit = getattr(text, "max_position_embeddings", None)
-    if limit and workload.sequence_length > limit and getattr(text, "rope_parameters", None) is None:
+    if not limit or getattr(text, "rope_parameters", None) is not None:
+        return
+    if config.model_type in _POSITIONS_AFTER_PADDING:
+        limit -= (config.pad_token_id or 0) + 1
+    if workload.sequence_length > limit:
         raise WorkloadError(
             f"{workload.model}: sequence length {workload.sequence_length} is above the model's {limit} positions"
         )
 
 
-def _cut(config: PreTrainedConfig, depth: int | None) -> None:
+def _layers(config: PreTrainedConfig) -> int:
+    """Repeated blocks; a convolutional network has some in each of its stages."""
     text = config.get_text_config()
-    if depth is None or depth >= text.num_hidden_layers:
+    return int(getattr(text, "num_hidden_layers", 0) or sum(getattr(text, "depths", ())))
+
+
+def _cut(config: PreTrainedConfig, depth: int | None) -> None:
+    """Models that count their blocks otherwise stay whole."""
+    text = config.get_text_config()
+    if depth is None or depth >= getattr(text, "num_hidden_layers", 0):
         return
     if getattr(text, "layer_types", None) is not None:
         text.layer_types = text.layer_types[:depth]
@@ -136,16 +166,16 @@ def _cut(config: PreTrainedConfig, depth: int | None) -> None:
 
 def _weighted(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec) -> nn.Module:
     """The model on the device, in the dtype that its method and precision want; quantised where the method says so."""
-    assert workload.method is not None
+    assert workload.method is not None and workload.task is not None
     precision = resolved_precision(workload, ctx.device.type)
     dtype, arithmetic = base_dtype(precision, workload.method), compute_dtype(precision)
     if workload.weights:
         return _pretrained(config, ctx, workload, dtype=dtype)
     if workload.method is not Method.QLORA:
         with ctx.device:
-            return _new(config, workload, dtype)
-    with quantised_construction(_on_meta(config, workload), arithmetic, std=_std(config)), ctx.device:
-        model = _new(config, workload, dtype)
+            return _new(config, workload, workload.task, dtype)
+    with quantised_construction(_on_meta(config, workload, workload.task), arithmetic, std=_std(config)), ctx.device:
+        model = _new(config, workload, workload.task, dtype)
     model.is_loaded_in_4bit = True  # type: ignore[assignment]  # by which peft knows that its 4-bit adapters fit
     return model
 
@@ -156,18 +186,17 @@ def _std(config: PreTrainedConfig) -> float:
 
 def _pretrained(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, *, dtype: torch.dtype) -> nn.Module:
     """Real weights, from the place that the model's name stands for."""
-    assert workload.model is not None
+    assert workload.model is not None and workload.task is not None
     entry = catalogue().get(workload.model)
     name = entry.hub if entry else workload.model
     if name is None:
         raise WorkloadError(f"{workload.model}: there are no weights of this model to load")
     arithmetic = compute_dtype(resolved_precision(workload, ctx.device.type))
     try:
-        model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        model: nn.Module = TASKS[workload.task].auto.from_pretrained(
             name,
             config=config,
             dtype=dtype,
-            attn_implementation="sdpa",
             trust_remote_code=workload.trust_remote_code,
             device_map={"": ctx.device},
             quantization_config=quantisation(arithmetic) if workload.method is Method.QLORA else None,

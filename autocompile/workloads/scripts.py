@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 import traceback
 import types
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from autocompile.workloads.batches import first_batch
-from autocompile.workloads.job import Context, Job, MachineFault, WorkloadError
+from autocompile.workloads.job import Context, Job, MachineFault, WorkloadError, trainable
+from autocompile.workloads.training import tensors
 
+_BATCHES_COMPARED = 2
 MICRO_BATCHES = (2, 4)  # two sizes to compare; not 1, with which batch normalisation cannot train
 
 
@@ -30,13 +33,51 @@ def build(ctx: Context, script: str) -> Job:
         raise WorkloadError(f"{path.name}: it has no function {function}; it has {', '.join(names) or 'none'}")
     with blamed_on(path.parent, f"{path.name}: {function}"):
         job = made(ctx)
-    if not isinstance(job, Job):
+    if complaint := _complaint(job):
         where = f"{path.name}:{made.__code__.co_firstlineno}" if isinstance(made, types.FunctionType) else None
-        raise WorkloadError(
-            f"{path.name}: {function}: expected it to return an autocompile.Job, found {type(job).__name__}",
-            where=where,
-        )
+        raise WorkloadError(f"{path.name}: {function}: {complaint}", where=where)
+    assert isinstance(job, Job)
     return job
+
+
+def _complaint(job: object) -> str | None:
+    """What is wrong with what a script returned, before any of it runs."""
+    if not isinstance(job, Job):
+        return f"expected it to return an autocompile.Job, found {type(job).__name__}"
+    model: object = job.model
+    if not isinstance(model, nn.Module):
+        return f"model: expected a torch.nn.Module, found {type(model).__name__}"
+    for name in ("loss", "batches", "optimizer", "train_step", "tokens"):
+        if not callable(getattr(job, name)):
+            return f"{name}: expected a function, found {type(getattr(job, name)).__name__}"
+    if not trainable(job.model):
+        return "model: expected parameters that need gradients, found none"
+    compiled = [name for name, module in job.model.named_modules() if _is_compiled(module)]
+    if compiled:
+        where = f"its part {compiled[0]}" if compiled[0] else "it"
+        return f"model: {where} is compiled already; return it as it is, since compile is what is tuned"
+    return None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By torch.compile(module), whose class dynamo's import would cost seconds to name, or by module.compile()."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+def check_batches(job: Job, script: str) -> None:
+    """Begun twice, the stream must give the same batches: what is counted and compared is a stream of its own."""
+    path, function = _located(script)
+    with blamed_on(path.parent, f"{path.name}: {function}: batches"):
+        first, second = (list(itertools.islice(job.batches(), _BATCHES_COMPARED)) for _ in range(2))
+    where = f"{path.name}: {function}: batches()"
+    if len(second) < max(1, len(first)):  # one was there when the job was made
+        raise WorkloadError(f"{where} gave {len(second)} batches when begun again; it should start anew each time")
+    for number, (one, other) in enumerate(zip(first, second, strict=False)):
+        if not all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True)):
+            raise WorkloadError(
+                f"{where}: batch {number} differs when begun again with the same seed; draw it from a generator that "
+                "batches() seeds with ctx.seed"
+            )
 
 
 def check_loss(job: Job, script: str) -> None:

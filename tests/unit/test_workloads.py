@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch.nn.modules.module import _global_module_registration_hooks
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from autocompile.knobs.setup import Setup, modules_of
-from autocompile.spec import LoraSpec, Method, Precision, WorkloadSpec
+from autocompile.slice.cycles import cycles
+from autocompile.spec import LoraSpec, Method, Precision, Task, WorkloadSpec
 from autocompile.workloads import models, scripts
 from autocompile.workloads.job import Context, Job, WorkloadError, prepare, trainable
 from autocompile.workloads.training import AccumulatedStep, count_tokens
@@ -26,6 +28,11 @@ pytestmark = [
 
 CPU = torch.device("cpu")
 EXAMPLES = Path(__file__).parents[1] / "workload_examples"
+PLACES = {  # of the functions of one example
+    node.name: f"blocks.py:{node.lineno}"
+    for node in ast.parse((EXAMPLES / "blocks.py").read_text()).body
+    if isinstance(node, ast.FunctionDef)
+}
 LLAMA = LlamaConfig(
     vocab_size=64,
     hidden_size=64,
@@ -142,7 +149,7 @@ def test_precision_is_fp32_on_a_cpu_and_bf16_on_a_gpu_unless_asked() -> None:
     ],
 )
 def test_default_method(asked: str | None, parameters: int, method: Method) -> None:
-    assert models.resolved_method(spec("gpt2", asked), parameters) is method
+    assert models.resolved_method(spec("gpt2", asked), parameters, Task.CAUSAL_LM) is method
 
 
 def test_tf32_is_off_for_every_job(llama: str) -> None:
@@ -383,6 +390,33 @@ def test_a_script_gets_what_it_is_told_and_may_import_its_neighbours() -> None:
         pytest.param("{examples}/blocks.py:leaves", "SystemExit: no data set here", "blocks.py:81", id="it exits"),
         pytest.param("{examples}/blocks.py:no_job", "an autocompile.Job, found Model", "blocks.py:72", id="no Job"),
         pytest.param("{examples}/blocks.py:no_batches", "ended before its first batch", None, id="no batches"),
+        pytest.param(
+            "{examples}/blocks.py:no_module", "model: expected a torch.nn.Module", PLACES["no_module"], id="no module"
+        ),
+        pytest.param(
+            "{examples}/blocks.py:no_function",
+            "batches: expected a function, found list",
+            PLACES["no_function"],
+            id="a list",
+        ),
+        pytest.param(
+            "{examples}/blocks.py:frozen_model",
+            "that need gradients, found none",
+            PLACES["frozen_model"],
+            id="nothing to train",
+        ),
+        pytest.param(
+            "{examples}/blocks.py:compiled_model",
+            "model: it is compiled already",
+            PLACES["compiled_model"],
+            id="compiled",
+        ),
+        pytest.param(
+            "{examples}/blocks.py:compiled_part",
+            "its part blocks.1 is compiled already",
+            PLACES["compiled_part"],
+            id="a part is",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_script(workload: str, message: str, where: str | None, tmp_path: Path) -> None:
@@ -408,6 +442,26 @@ def test_what_is_wrong_with_a_loss(function: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         scripts.check_loss(job_of(workload), workload.script)
     scripts.check_loss(job_of(script("build")), workload.script)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        pytest.param("other_batches", "batch 0 differs when begun again with the same seed", id="other batches"),
+        pytest.param("one_stream", "gave 0 batches when begun again", id="no new stream"),
+    ],
+)
+def test_a_stream_that_cannot_be_begun_again_is_named(function: str, message: str) -> None:
+    workload = script(function)
+    assert workload.script is not None
+    with pytest.raises(WorkloadError, match=message):
+        scripts.check_batches(job_of(workload), workload.script)
+    scripts.check_batches(job_of(script("build")), workload.script)
+
+
+def test_cycles_of_a_stream_that_is_used_up_end_instead_of_turning_for_ever() -> None:
+    with pytest.raises(WorkloadError, match="gave nothing when begun again"):
+        list(itertools.islice(cycles(job_of(script("one_stream")), 1), 2))
 
 
 def test_out_of_memory_in_a_script_is_not_called_its_fault(tmp_path: Path) -> None:

@@ -102,3 +102,45 @@ def broken_loss(ctx: autocompile.Context) -> autocompile.Job:
         return squared_error(model, (*batch, batch[0]))  # type: ignore[arg-type]  # three tensors where two are wanted
 
     return replace(build(ctx), loss=loss)
+
+
+def no_module(ctx: autocompile.Context) -> autocompile.Job:
+    return replace(build(ctx), model=build(ctx).model.forward)
+
+
+def no_function(ctx: autocompile.Context) -> autocompile.Job:
+    return replace(build(ctx), batches=[torch.zeros(2, WIDTH)])
+
+
+def frozen_model(ctx: autocompile.Context) -> autocompile.Job:
+    job = build(ctx)
+    job.model.requires_grad_(False)
+    return job
+
+
+def compiled_model(ctx: autocompile.Context) -> autocompile.Job:
+    job = build(ctx)
+    return replace(job, model=torch.compile(job.model))
+
+
+def compiled_part(ctx: autocompile.Context) -> autocompile.Job:
+    job = build(ctx)
+    job.model.blocks[1].compile()
+    return job
+
+
+def other_batches(ctx: autocompile.Context) -> autocompile.Job:
+    """Drawn from the process's generator, which goes on from stream to stream."""
+
+    def stream() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            inputs = torch.randn(ctx.micro_batch, WIDTH)
+            yield inputs, inputs.flip(1)
+
+    return replace(build(ctx), batches=stream)
+
+
+def one_stream(ctx: autocompile.Context) -> autocompile.Job:
+    """The same iterator each time, which is where it was left."""
+    stream = iter([(torch.zeros(ctx.micro_batch, WIDTH), torch.zeros(ctx.micro_batch, WIDTH))])
+    return replace(build(ctx), batches=lambda: stream)

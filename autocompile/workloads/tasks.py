@@ -1,0 +1,122 @@
+"""What a model of the catalogue, the Hub or a directory is trained to do: its head, its batches, its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+)
+
+from autocompile.spec import Task, WorkloadSpec
+from autocompile.workloads.batches import Batch, random_tokens, with_masked_tokens
+from autocompile.workloads.job import Context
+from autocompile.workloads.training import Loss
+
+_DEFAULT_IMAGE_SIZE = 224
+
+
+def causal_lm_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    # The config's default would build a cache whose state guards recompile each layer until the limit.
+    loss: Tensor = model(**batch, use_cache=False).loss
+    return loss
+
+
+def head_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """That of the model's own head for the labels in the batch."""
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+BatchMaker: TypeAlias = Callable[[PreTrainedConfig, Context, WorkloadSpec, torch.Generator], Batch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """``auto`` is transformers' class that finds the model's own; ``adapters`` is peft's name of the task, if any."""
+
+    auto: Any
+    loss: Loss
+    batch: BatchMaker
+    what: str
+    adapters: str | None = None
+    reads_tokens: bool = True
+
+
+def _causal(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
+    return random_tokens(ctx, _vocabulary(config), workload.mask, generator)
+
+
+def _masked(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
+    return with_masked_tokens(_causal(config, ctx, workload, generator), _vocabulary(config) - 1, generator)
+
+
+def _labelled(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
+    labels = torch.randint(config.num_labels or 1, (ctx.micro_batch,), generator=generator)
+    return {**_causal(config, ctx, workload, generator), "labels": labels}
+
+
+def _images(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
+    side = image_size(config, workload.image_size)
+    images = torch.randn(ctx.micro_batch, config.num_channels, side, side, generator=generator)
+    labels = torch.randint(config.num_labels or 1, (ctx.micro_batch,), generator=generator)
+    return {"pixel_values": images, "labels": labels}
+
+
+def _vocabulary(config: PreTrainedConfig) -> int:
+    return int(config.get_text_config().vocab_size)
+
+
+TASKS: Mapping[Task, Training] = {
+    Task.CAUSAL_LM: Training(
+        auto=AutoModelForCausalLM,
+        loss=causal_lm_loss,
+        batch=_causal,
+        what="a causal language model",
+        adapters="CAUSAL_LM",
+    ),
+    Task.MASKED_LM: Training(auto=AutoModelForMaskedLM, loss=head_loss, batch=_masked, what="a masked language model"),
+    Task.CLASSIFICATION: Training(
+        auto=AutoModelForSequenceClassification,
+        loss=head_loss,
+        batch=_labelled,
+        what="a classifier of sequences",
+        adapters="SEQ_CLS",
+    ),
+    Task.IMAGE_CLASSIFICATION: Training(
+        auto=AutoModelForImageClassification,
+        loss=head_loss,
+        batch=_images,
+        what="a classifier of images",
+        reads_tokens=False,
+    ),
+}
+_BY_ENDING = {
+    "ForCausalLM": Task.CAUSAL_LM,
+    "LMHeadModel": Task.CAUSAL_LM,
+    "ForMaskedLM": Task.MASKED_LM,
+    "ForSequenceClassification": Task.CLASSIFICATION,
+    "ForImageClassification": Task.IMAGE_CLASSIFICATION,
+}
+
+
+def task_of(config: PreTrainedConfig) -> Task:
+    """What the published weights were trained for; a causal language model where that says nothing."""
+    for architecture in config.architectures or []:
+        for ending, task in _BY_ENDING.items():
+            if architecture.endswith(ending):
+                return task
+    return Task.CAUSAL_LM
+
+
+def image_size(config: PreTrainedConfig, asked: int | None) -> int:
+    """Pixels on a side: what is asked for, else what the model was made for."""
+    return asked or getattr(config, "image_size", None) or _DEFAULT_IMAGE_SIZE
