@@ -15,6 +15,9 @@ HAS_GPU = $(PYTHON) -c 'import pynvml; pynvml.nvmlInit(); raise SystemExit(not p
 GPU_STUDY = --model llama2-7b --seq-len 512 --budget 9m
 CPU_STUDY = --model tiny-llama --search-space quick --seq-len 128 --budget 3m
 
+# so that no worker is left with a slow file while the others have nothing to do
+SLOWEST_FIRST = tests/acceptance tests/isolation tests/contract tests/unit
+
 .PHONY: setup tune test test-gpu lint
 
 setup: $(READY)
@@ -34,7 +37,7 @@ lint: $(READY)
 	$(PYTHON) -m mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest tests/unit tests/contract tests/isolation tests/acceptance
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest --no-loadscope-reorder $(SLOWEST_FIRST)
 
 test-gpu: $(READY)
 	$(PYTHON) -m pytest -n 0 -v -s tests/gpu

@@ -93,7 +93,7 @@ class History:
         ended = (record for record in self.ordered if record.role is not Role.CONFIRM or self.counts(record))
         return blocks(self.spec.plan, ended)
 
-    @property
+    @cached_property
     def phase(self) -> list[Block]:
         """The blocks since the search last went on."""
         return [block for block in self.blocks if block.arms and block.phase == self.blocks[-1].phase]

@@ -30,8 +30,8 @@ class Judgement:
 
 def judge(history: History) -> Judgement | None:
     """None while too few blocks are complete to know a spread."""
-    arms = dict.fromkeys(arm for block in history.blocks for arm in block.arms if not history.spoiled(arm[0]))
-    rivals, references = sides(history.spec.plan, list(arms))
+    arms = dict.fromkeys(arm for block in history.blocks for arm in block.arms)
+    rivals, references = sides(history.spec.plan, [arm for arm in arms if not history.spoiled(arm[0])])
     judged = _levels(history, references)
     if not judged:
         fastest = _levels(history, rivals)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean, stdev
+from statistics import fmean
 
 _BISECTIONS = 60
 
@@ -28,8 +28,9 @@ class Interval:
 def mean_interval(values: Sequence[float], *, alpha: float) -> Interval:
     """Of the mean at confidence 1 - ``alpha``, two-sided; a single value has no spread."""
     assert len(values) > 1
-    reach = quantile(1 - alpha / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     mean = fmean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    reach = quantile(1 - alpha / 2, len(values) - 1) * math.sqrt(variance / len(values))
     return Interval(mean=mean, low=mean - reach, high=mean + reach, n=len(values))
 
 

@@ -41,16 +41,17 @@ def simulated(seed: int, *, noise: float, gain: float) -> Verdict:
 
     for settings in (EAGER, *FINALISTS):
         run(settings, Role.SEARCH)
-    while not _enough(study, records):
+    while not _enough(study, records, noise):
         for settings in (EAGER, *FINALISTS):
             run(settings, Role.CONFIRM)
     return verdict(study, MACHINE, records)
 
 
-def _enough(study: StudySpec, records: list[TrialRecord]) -> bool:
-    """The rule of the planner, asked only from the round on at which it may say yes."""
-    early = len(records) < 7 * len((EAGER, *FINALISTS))
-    return not early and is_settled(History(study, MACHINE, tuple(records)))
+def _enough(study: StudySpec, records: list[TrialRecord], noise: float) -> bool:
+    """The rule of the planner, asked only from the round on at which it may say yes: where the noise is large, no
+    number of rounds makes the interval narrow."""
+    rounds = len(records) // len((EAGER, *FINALISTS)) - 1
+    return rounds > (MOST_ROUNDS if noise > 0.02 else 5) and is_settled(History(study, MACHINE, tuple(records)))
 
 
 def results(n: int, *, noise: float, gain: float = 0.0) -> Counter[Result]:

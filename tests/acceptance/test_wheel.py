@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-BUDGET_SECONDS = 150
+BUDGET_SECONDS = 75
 GRACE_SECONDS = 15
 
 

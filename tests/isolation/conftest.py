@@ -44,7 +44,9 @@ def inductor_seed() -> Path:
 def measure(tmp_path: Path, inductor_seed: Path):
     """Run one slice with these knobs, from a cache that holds no compiled code."""
 
-    def run(workload: WorkloadSpec, *, compile_threads: int | None = None, **knobs: KnobValue) -> Outcome:
+    def run(
+        workload: WorkloadSpec, *, compile_threads: int | None = None, numerics: bool = True, **knobs: KnobValue
+    ) -> Outcome:
         cache = tmp_path / "cache"
         copy_seed(inductor_seed, cache)
         (tmp_path / "slice").mkdir()
@@ -58,6 +60,7 @@ def measure(tmp_path: Path, inductor_seed: Path):
             deadline_seconds=240,
             cache_folder=str(cache),
             compile_threads=compile_threads,
+            numerics=numerics,
         )
         answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
         assert isinstance(answer, Measured | Failed)

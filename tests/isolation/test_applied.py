@@ -53,7 +53,7 @@ def best(knobs: dict[str, Any], **made_for: Any) -> BestConfig:
 def test_a_plain_script_compiles_the_graphs_that_the_slice_did(measure, tmp_path: Path, inductor_seed: Path) -> None:
     knobs = {"scope": "attention", "gradient_checkpointing": True}
     workload = WorkloadSpec(model="tiny-llama", method=Method.FULL, sequence_length=32)
-    outcome = measure(workload, **knobs)
+    outcome = measure(workload, numerics=False, **knobs)
     assert isinstance(outcome, Measured), outcome
     save(best(knobs), tmp_path / "best.yaml")
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}

@@ -56,6 +56,7 @@ def test_compiled_bf16_training_is_as_close_to_fp32_as_eager_s(measure, method: 
         assert deviation.error is not None and 0 < deviation.error <= deviation.limit < 0.15
         assert 1e-3 < deviation.eager_error < 0.05  # that of bf16 arithmetic
     # What was timed is told, without what the copies compiled.
+    assert outcome.telemetry.compile_applied == "all"
     assert outcome.telemetry.graphs == sum(region.graphs for region in outcome.telemetry.regions) == 1
 
 

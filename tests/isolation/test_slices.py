@@ -22,19 +22,12 @@ def script(fault: str) -> WorkloadSpec:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("method", "scope", "graphs"),
-    [
-        pytest.param(Method.FULL, "mlp", 1, id="full"),
-        pytest.param(Method.LORA, "layer", 2, id="lora: the first layer's input needs no gradient"),
-        pytest.param(Method.QLORA, "mlp", 1, id="qlora"),
-    ],
-)
-def test_each_method_is_compiled(measure, method: Method, scope: str, graphs: int) -> None:
-    outcome = measure(llama(method), scope=scope, fullgraph=True)
+def test_a_compiled_slice_tells_what_it_ran(measure) -> None:
+    """The first layer's input needs no gradient, which makes another graph of it."""
+    outcome = measure(llama(Method.LORA), scope="layer", fullgraph=True, numerics=False)
     assert isinstance(outcome, Measured), outcome
     measurement, telemetry = outcome.measurement, outcome.telemetry
-    assert (telemetry.compile_applied, telemetry.graphs, telemetry.mask) == ("all", graphs, "none")
+    assert (telemetry.compile_applied, telemetry.graphs, telemetry.mask) == ("all", 2, "none")
     assert [region.modules for region in telemetry.regions] == [2]
     assert telemetry.sdpa_kernels == ("_scaled_dot_product_flash_attention_for_cpu",)
     assert measurement.compile.cache == "cold" and measurement.compile.seconds > 0
@@ -91,7 +84,7 @@ def test_a_slice_may_be_asked_to_compile_with_one_thread(measure) -> None:
 
 def test_the_step_without_dropout_uses_up_no_recompile_limit(measure) -> None:
     """The first step is compared with eager, dropout off; training itself needs two graphs, and no more may count."""
-    outcome = measure(script("dropout"), scope="layer", cache_size_limit=2)
+    outcome = measure(script("dropout"), scope="layer", cache_size_limit=2, numerics=False)
     assert isinstance(outcome, Measured), outcome
     assert (outcome.telemetry.graphs, outcome.telemetry.compile_applied) == (2, "all")
     assert outcome.measurement.compile.seconds > 0
