@@ -10,6 +10,10 @@ from typing import Any, TypeAlias
 import torch
 
 from autocompile.workloads.job import Job, WorkloadError
+from autocompile.workloads.training import tensors
+
+_CYCLES_LOOKED_AT = 64
+_LOOKING_SECONDS = 2.0
 
 Cycle: TypeAlias = list[object]
 
@@ -29,6 +33,20 @@ def _endless(job: Job) -> Iterator[object]:
             yield batch
         if empty:
             raise WorkloadError("batches() gave nothing when begun again; it should start anew each time")
+
+
+def steps_to_all_shapes(job: Job, n_micro_batches: int) -> int:
+    """How many cycles of a fresh stream hold every shape that comes soon; a loader that takes long is not awaited."""
+    seen: set[tuple[torch.Size, ...]] = set()
+    steps, began = 0, time.monotonic()
+    for number, cycle in enumerate(itertools.islice(cycles(job, n_micro_batches), _CYCLES_LOOKED_AT), 1):
+        shapes = {tuple(tensor.shape for tensor in tensors(batch)) for batch in cycle}
+        if not shapes <= seen:
+            seen |= shapes
+            steps = number
+        if time.monotonic() - began > _LOOKING_SECONDS:
+            break
+    return steps
 
 
 class Waited:

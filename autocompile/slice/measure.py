@@ -38,7 +38,10 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Stepper:
-    """One optimizer step, and what to do around it. ``step`` returns the loss as a tensor and does not synchronise."""
+    """One optimizer step, and what to do around it. ``step`` returns the loss as a tensor and does not synchronise.
+
+    ``shape_steps`` are the steps from the stream's beginning until every shape has come.
+    """
 
     step: Callable[[], torch.Tensor]
     watch: Watch
@@ -46,6 +49,7 @@ class Stepper:
     stepped: Callable[[], None]  # told after each step, for deadlines and the live view
     waited_seconds: Callable[[], float]  # for batches, in all steps so far
     nvml: Nvml | None  # of a GPU, where it answers
+    shape_steps: int = 0
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -82,6 +86,7 @@ def warm_up(stepper: Stepper, plan: SlicePlan) -> list[float]:
     n_compiling, noisy_step, noisy_time = 0, 0, time.perf_counter()
     while not is_warm(
         steps=len(losses),
+        shape_steps=stepper.shape_steps,
         quiet_steps=len(losses) - noisy_step,
         quiet_seconds=time.perf_counter() - noisy_time,
         preheat_seconds=preheat_seconds,
@@ -100,13 +105,9 @@ def warm_up(stepper: Stepper, plan: SlicePlan) -> list[float]:
     return losses
 
 
-def is_warm(*, steps: int, quiet_steps: int, quiet_seconds: float, preheat_seconds: float) -> bool:
-    """Whether a window may begin, after so many steps in all, and so many steps and seconds since the last noise.
-
-    Batches have one shape, so each step is a pass over all there are; where a script's do not, a shape that comes late
-    enough to compile inside a window voids that.
-    """
-    return steps >= WARMUP_STEPS and quiet_steps >= QUIET_STEPS and quiet_seconds >= preheat_seconds
+def is_warm(*, steps: int, shape_steps: int, quiet_steps: int, quiet_seconds: float, preheat_seconds: float) -> bool:
+    """Whether a window may begin, after so many steps in all, and so many steps and seconds since the last noise."""
+    return steps >= max(WARMUP_STEPS, shape_steps) and quiet_steps >= QUIET_STEPS and quiet_seconds >= preheat_seconds
 
 
 def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:

@@ -25,7 +25,7 @@ from autocompile.records import (
     Telemetry,
 )
 from autocompile.slice.classify import classify
-from autocompile.slice.cycles import Cycle, Waited, cycles, tokens_of_cycles
+from autocompile.slice.cycles import Cycle, Waited, cycles, steps_to_all_shapes, tokens_of_cycles
 from autocompile.slice.environment import environment
 from autocompile.slice.gpu_state import opened
 from autocompile.slice.locking import gpu_lock
@@ -175,6 +175,7 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         device=device,
         stepped=run.reporter.stepped,
         waited_seconds=fed.seconds,
+        shape_steps=steps_to_all_shapes(job, gradient_accumulation(run.request.workload, run.request.config)),
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
     )
 

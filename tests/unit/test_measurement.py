@@ -11,6 +11,7 @@ import torch
 
 from autocompile.records import GpuState
 from autocompile.slice.clocks import reconciled
+from autocompile.slice.cycles import steps_to_all_shapes
 from autocompile.slice.gpu_state import REASONS, SLOWDOWNS, ProcessUse, Sample, flags, summary, users_since
 from autocompile.slice.measure import (
     MOST_COMPILING_STEPS,
@@ -22,6 +23,7 @@ from autocompile.slice.measure import (
     warm_up,
 )
 from autocompile.spec import Role, SlicePlan, slice_plan
+from autocompile.workloads.job import Job
 
 PLAN = SlicePlan(interval=0.02, window_seconds=0.0)  # ends with its fifth cycle
 
@@ -56,16 +58,32 @@ class Script:
 
 
 @pytest.mark.parametrize(
-    ("steps", "quiet_steps", "quiet_seconds", "warm"),
+    ("steps", "shape_steps", "quiet_steps", "quiet_seconds", "warm"),
     [
-        pytest.param(2, 2, 9.0, False, id="fewer than three steps"),
-        pytest.param(9, 1, 9.0, False, id="something compiled in the step before last"),
-        pytest.param(9, 9, 1.9, False, id="not long enough at work to be hot"),
-        pytest.param(3, 2, 2.0, True, id="quiet and hot"),
+        pytest.param(2, 1, 2, 9.0, False, id="fewer than three steps"),
+        pytest.param(9, 1, 1, 9.0, False, id="something compiled in the step before last"),
+        pytest.param(9, 1, 9, 1.9, False, id="not long enough at work to be hot"),
+        pytest.param(9, 10, 9, 9.0, False, id="a shape has not come yet"),
+        pytest.param(3, 3, 2, 2.0, True, id="quiet and hot"),
     ],
 )
-def test_a_window_may_begin(steps: int, quiet_steps: int, quiet_seconds: float, warm: bool) -> None:
-    assert is_warm(steps=steps, quiet_steps=quiet_steps, quiet_seconds=quiet_seconds, preheat_seconds=2.0) is warm
+def test_a_window_may_begin(steps: int, shape_steps: int, quiet_steps: int, quiet_seconds: float, warm: bool) -> None:
+    quiet = {"quiet_steps": quiet_steps, "quiet_seconds": quiet_seconds}
+    assert is_warm(steps=steps, shape_steps=shape_steps, **quiet, preheat_seconds=2.0) is warm
+
+
+@pytest.mark.parametrize(
+    ("widths", "n_micro_batches", "steps"),
+    [
+        pytest.param([8, 8, 8, 8], 1, 1, id="one shape"),
+        pytest.param([8, 4, 8, 2, 8, 4], 1, 4, id="the last new one comes fourth"),
+        pytest.param([8, 4, 8, 2, 8, 4], 2, 2, id="or in the second step of two micro-batches"),
+    ],
+)
+def test_all_shapes_of_a_stream(widths: list[int], n_micro_batches: int, steps: int) -> None:
+    batches = [(torch.zeros(2, width), torch.zeros(2)) for width in widths]
+    job = Job(model=torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch), batches=lambda: iter(batches))
+    assert steps_to_all_shapes(job, n_micro_batches) == steps
 
 
 @pytest.mark.parametrize(
