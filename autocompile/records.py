@@ -115,6 +115,7 @@ class Measurement(Value):
     model_flops_per_second: float | None = None
     mfu: float | None = None
     data_wait_seconds: float | None = None
+    eval_seconds: float | None = None  # of one evaluation step, which is no part of a training step
     gpu: GpuState | None = None
     degraded: tuple[Degradation, ...] = ()
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
+from autocompile.lengths import parse_lengths
 from autocompile.space import load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
@@ -22,12 +23,15 @@ _SETTABLE = ("optimizer", "mask", *(f"lora.{name}" for name in LoraSpec.model_fi
 _FLAGS = {
     "model": "model",
     "script": "workload",
+    "trainer": "trainer",
     "task": "task",
     "method": "method",
     "precision": "precision",
     "sequence_length": "seq_len",
+    "lengths": "lengths",
     "image_size": "image_size",
     "global_batch": "global_batch",
+    "eval_every": "eval_every",
     "weights": "weights",
     "trust_remote_code": "trust_remote_code",
     "device": "device",
@@ -46,12 +50,15 @@ class Settings:
     spec: str | None = None
     budget: str | None = None
     trials: int | None = None
+    trainer: str | None = None
     task: str | None = None
     method: str | None = None
     precision: str | None = None
     seq_len: int | None = None
+    lengths: str | None = None
     image_size: int | None = None
     global_batch: int | None = None
+    eval_every: int | None = None
     tokens: str | None = None
     steps: int | None = None
     memory_headroom: str | None = None
@@ -205,6 +212,8 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         _legal(prefix, name, value)
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
+    if spec.workload.lengths is not None:
+        parse_lengths(spec.workload.lengths)
     _refuse_impossible_batches(spec)
     return spec
 

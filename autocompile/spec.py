@@ -56,12 +56,15 @@ class WorkloadSpec(Value):
 
     model: str | None = None
     script: str | None = None
+    trainer: Literal["hf"] | None = None  # what a script's function returns instead of a Job
     task: Task | None = None  # of a model; None: the preflight reads it off the model's config
     method: Method | None = None  # None: the slice's preflight decides by size, see Facts
     precision: Precision | None = None  # None: bf16 on GPUs, fp32 on CPUs
     sequence_length: int = Field(default=1024, ge=2)
+    lengths: str | None = None  # of the sequences, see autocompile.lengths; None: all have the sequence length
     image_size: int | None = Field(default=None, ge=1)  # pixels on a side; None: as the model was made for
     global_batch: int | None = Field(default=None, ge=1)
+    eval_every: int | None = Field(default=None, ge=1)  # optimizer steps between evaluation steps; None: there are none
     lora: LoraSpec = LoraSpec()
     optimizer: Literal["adamw"] = "adamw"
     mask: Literal["none", "ones", "padding"] = "none"
@@ -76,6 +79,8 @@ class WorkloadSpec(Value):
     def _one_source(self) -> WorkloadSpec:
         if (self.model is None) == (self.script is None):
             raise ValueError("give exactly one of a model and a workload script")
+        if self.trainer is not None and self.script is None:
+            raise ValueError("a trainer is what a workload script's function returns; give --workload")
         return self
 
 
@@ -268,7 +273,7 @@ def traits(spec: StudySpec, facts: Facts) -> Traits:
         "precision": str(facts.precision),
         "parallel": spec.workload.parallel,
         "world_size": spec.workload.gpus_per_trial,
-        "shapes": "fixed",
+        "shapes": "fixed" if spec.workload.lengths is None else "varying",
         **({"gpu_capability": device.capability} if device.capability else {}),
     }
 

@@ -33,6 +33,9 @@ Workload = Annotated[str | None, _flag("--workload", "FILE.py:FUNCTION", "Your o
 Spec = Annotated[str | None, _flag("--spec", "FILE", "A study's spec.yaml instead of a model and flags.")]
 Budget = Annotated[str | None, _flag("--budget", "TIME", "Wall-clock time, such as 90s, 30m, 2h. [default: 30m]")]
 Trials = Annotated[int | None, _flag("--trials", "N", "Measured baseline and search trials at most.")]
+Trainer = Annotated[
+    str | None, _flag("--trainer", "hf", "The --workload function returns a Hugging Face Trainer instead of a Job.")
+]
 Task = Annotated[
     str | None,
     _flag(
@@ -46,8 +49,15 @@ Precision = Annotated[
     str | None, _flag("--precision", "bf16|bf16-mixed|fp16-mixed|fp32", "[default: bf16, fp32 on CPUs]")
 ]
 SeqLen = Annotated[int | None, _flag("--seq-len", "N", "Tokens of one sequence. [default: 1024]")]
+Lengths = Annotated[
+    str | None,
+    _flag("--lengths", "uniform:A-B|lognormal:MEDIAN,SIGMA|FILE", "Lengths of sequences. [default: all --seq-len]"),
+]
 ImageSize = Annotated[int | None, _flag("--image-size", "N", "Pixels on a side. [default: as the model was made for]")]
 GlobalBatch = Annotated[int | None, _flag("--global-batch", "N", "Sequences of an optimizer step, by accumulation.")]
+EvalEvery = Annotated[
+    int | None, _flag("--eval-every", "N", "An evaluation step after every N optimizer steps. [default: none]")
+]
 Tokens = Annotated[str | None, _flag("--tokens", "T", "Length of the planned run, such as 50M: compile time counts.")]
 Steps = Annotated[int | None, _flag("--steps", "N", "Length of the planned run in global batches.")]
 Headroom = Annotated[str | None, _flag("--memory-headroom", "PERCENT", "GPU memory to keep free. [default: 8%]")]
@@ -74,12 +84,15 @@ def tune(
     spec: Spec = None,
     budget: Budget = None,
     trials: Trials = None,
+    trainer: Trainer = None,
     task: Task = None,
     method: Method = None,
     precision: Precision = None,
     seq_len: SeqLen = None,
+    lengths: Lengths = None,
     image_size: ImageSize = None,
     global_batch: GlobalBatch = None,
+    eval_every: EvalEvery = None,
     tokens: Tokens = None,
     steps: Steps = None,
     memory_headroom: Headroom = None,

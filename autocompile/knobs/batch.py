@@ -11,3 +11,11 @@ from autocompile.knobs.setup import Setup, knob
 def micro_batch(setup: Setup, size: int) -> Setup:
     """Samples per forward. A slice's batches are built with it; a script sets it in its data loader."""
     return replace(setup, yours={**setup.yours, "micro_batch": f"feed {size} samples per forward on each device"})
+
+
+@knob("padding")
+def padding(setup: Setup, policy: str) -> Setup:
+    """How wide a batch of sequences of different lengths is; a script's collator decides that."""
+    how = {"fixed": "to the sequence length", "longest": "to the longest of the batch"}
+    what = how.get(policy, f"to the next multiple of {policy.removeprefix('bucket:')} tokens")
+    return replace(setup, yours={**setup.yours, "padding": f"pad sequences {what}"})

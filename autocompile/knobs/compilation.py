@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,9 +43,11 @@ def fullgraph(setup: Setup, on: bool) -> Setup:
 
 @knob("dynamic")
 def dynamic(setup: Setup, name: str) -> Setup:
-    """auto: static at first, symbolic where a second shape comes; true: symbolic at once; false: one graph a shape."""
-    value = {"auto": None, "true": True, "false": False}[name]
-    return setup.did("dynamic", name, options={**setup.options, "dynamic": value})
+    """auto: static at first, symbolic where a second shape comes; true: symbolic at once; false: one graph a shape;
+    marked: the length of sequences symbolic at once, and nothing else.
+    """
+    value = {"auto": None, "marked": None, "true": True, "false": False}[name]
+    return setup.did("dynamic", name, options={**setup.options, "dynamic": value}, marks_lengths=name == "marked")
 
 
 @knob("cache_size_limit")
@@ -64,7 +66,7 @@ def scope(setup: Setup, name: str) -> Setup:
         return setup.did("scope", "nothing is compiled")
     modules = modules_of(setup, name)
     _set_recompile_limit(setup.recompile_limit)
-    groups = _compile_in_place(modules, name, setup.options)
+    groups = _compile_in_place(modules, name, setup.options, marks_lengths=setup.marks_lengths)
     around = setup.checkpointing == "inside" and not _holds_layers(name)
     return setup.did(
         "scope",
@@ -86,12 +88,32 @@ def _holds_layers(name: str) -> bool:
 
 
 _CALLS_LOOKED_AT = 256
+_LENGTH_AT = {3: (1,), 4: (2, 3)}  # (batch, sequence, width), and masks of (batch, 1, sequence, sequence)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Of at least two dimensions, also those in pairs such as rotary embeddings."""
+    for value in (*args, *kwargs.values()):
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(one, torch.Tensor) and one.dim() >= 2:
+                yield one
 
 
 def _sequence_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """The second dimension of a call's first tensor that has one: (batch, sequence, ...)."""
-    tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor) and value.dim() >= 2)
-    return {tensor.shape[1] for tensor in itertools.islice(tensors, 1)}
+    """The second dimension of a call's first tensor that has one."""
+    return {tensor.shape[1] for tensor in itertools.islice(_tensors(args, kwargs), 1)}
+
+
+def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Wherever the first tensor's sequence length is found again."""
+    from torch._dynamo import mark_dynamic
+
+    lengths = _sequence_lengths(args, kwargs)
+    for tensor in _tensors(args, kwargs):
+        ids = tensor.dim() == 2 and not tensor.is_floating_point()  # else rows of features
+        for dimension in (1,) if ids else _LENGTH_AT.get(tensor.dim(), ()):
+            if tensor.shape[dimension] in lengths:
+                mark_dynamic(tensor, dimension)
 
 
 @dataclass
@@ -101,9 +123,12 @@ class _CompiledCall:
     module: nn.Module
     compiled: Callable[..., Any]
     group: CompiledGroup
+    marks_lengths: bool
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.group.calls += 1
+        if self.marks_lengths:
+            _mark_lengths(args, kwargs)
         if self.group.calls <= _CALLS_LOOKED_AT:
             self.group.lengths |= _sequence_lengths(args, kwargs)
         return self.compiled(self.module, *args, **kwargs)
@@ -118,7 +143,7 @@ def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _compile_in_place(
-    modules: dict[str, nn.Module], scope: str, options: Mapping[str, Any]
+    modules: dict[str, nn.Module], scope: str, options: Mapping[str, Any], *, marks_lengths: bool
 ) -> tuple[CompiledGroup, ...]:
     """One compiled frame per group of equal modules.
 
@@ -139,7 +164,7 @@ def _compile_in_place(
         name = f"{scope}:{kind}#{alike + 1}" if alike else f"{scope}:{kind}"
         group = CompiledGroup(name=name, frame=frame, modules=tuple(members))
         for module in members.values():
-            module._compiled_call_impl = _CompiledCall(module, compiled, group)
+            module._compiled_call_impl = _CompiledCall(module, compiled, group, marks_lengths)
         groups.append(group)
     return tuple(groups)
 

@@ -40,6 +40,7 @@ class Setup:
     regions: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of torch.compile
     recompile_limit: int = 8
+    marks_lengths: bool = False  # the sequence dimension of what a region is called with
     groups: tuple[CompiledGroup, ...] = ()
     applied: Mapping[str, str] = field(default_factory=dict)
     yours: Mapping[str, str] = field(default_factory=dict)

@@ -168,6 +168,8 @@ def _machine(found: Measurement) -> Iterator[tuple[str, str]]:
         yield "GPU", f"{state}{held}"
     if found.mfu is not None:
         yield "MFU", f"{found.mfu:.1%} of a matrix product's speed"
+    if found.eval_seconds is not None:
+        yield "evaluation", f"{found.eval_seconds * 1000:.1f} ms a step of it, not part of a training step"
     if found.data_wait_seconds is not None:
         share = found.data_wait_seconds / found.step_seconds.median
         yield "data", f"{found.data_wait_seconds * 1000:.1f} ms of a step ({share:.0%}) spent waiting for its batch"

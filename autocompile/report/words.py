@@ -67,7 +67,8 @@ def workload(spec: StudySpec, facts: Facts) -> str:
     asked, device = spec.workload, facts.devices[0]
     count = f"{facts.parameters / 1e9:.1f}B" if facts.parameters >= 1e9 else f"{facts.parameters / 1e6:.1f}M"
     more = f", global batch {asked.global_batch}" if asked.global_batch else ""
-    inputs = f"sequence length {asked.sequence_length}{more}, mask {asked.mask}"
+    lengths = f"lengths {asked.lengths} up to" if asked.lengths else "sequence length"
+    inputs = f"{lengths} {asked.sequence_length}{more}, mask {asked.mask if asked.lengths is None else 'as needed'}"
     if facts.task is Task.IMAGE_CLASSIFICATION:
         inputs = f"images of {f'{asked.image_size} pixels' if asked.image_size else 'the usual size'}{more}"
     return (

@@ -114,8 +114,7 @@ def make_copy(
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    micro_batch = int(request.config["micro_batch"])
-    ctx = Context.of(request.workload, device=device, micro_batch=micro_batch, seed=request.seed, depth=layers)
+    ctx = Context.of(request.workload, request.config, device=device, seed=request.seed, depth=layers)
     job = prepare(ctx, request.workload)
     stepped()
     return Copy(

@@ -15,7 +15,7 @@ LIBRARIES = ("triton", "transformers", "peft", "accelerate", "bitsandbytes", "de
 
 
 def environment(device: torch.device, workload: WorkloadSpec | None = None) -> dict[str, str]:
-    """Names and versions, of installed libraries only, and a hash of the script that the workload is built by."""
+    """Names and versions, of installed libraries only, and hashes of the user's files that the workload is made of."""
     found = {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
         "torch": torch.__version__,
@@ -31,9 +31,14 @@ def environment(device: torch.device, workload: WorkloadSpec | None = None) -> d
         except PackageNotFoundError:
             continue
     if workload is not None and workload.script is not None:
-        content = Path(workload.script.rpartition(":")[0]).read_bytes()
-        found["workload"] = hashlib.sha256(content).hexdigest()[:16]
+        found["workload"] = _hash(Path(workload.script.rpartition(":")[0]))
+    if workload is not None and workload.lengths is not None and Path(workload.lengths).is_file():
+        found["lengths"] = _hash(Path(workload.lengths))
     return found
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def cpu_name() -> str:

@@ -6,14 +6,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Protocol
 
 import torch
 
 from autocompile.records import Degradation, GpuState, StepSeconds
-from autocompile.slice.clocks import clock_of, reconciled
+from autocompile.slice.clocks import Clock, clock_of, reconciled
 from autocompile.slice.gpu_state import GpuWatch, Nvml
 from autocompile.spec import SlicePlan
 
@@ -40,7 +40,8 @@ class Watch(Protocol):
 class Stepper:
     """One optimizer step, and what to do around it. ``step`` returns the loss as a tensor and does not synchronise.
 
-    ``shape_steps`` are the steps from the stream's beginning until every shape has come.
+    ``shape_steps`` are the steps from the stream's beginning until every shape has come. ``evaluate``, if there is
+    one, is called after every ``eval_every`` of a window's steps and after each of warm-up.
     """
 
     step: Callable[[], torch.Tensor]
@@ -50,6 +51,8 @@ class Stepper:
     waited_seconds: Callable[[], float]  # for batches, in all steps so far
     nvml: Nvml | None  # of a GPU, where it answers
     shape_steps: int = 0
+    evaluate: Callable[[], None] | None = None
+    eval_every: int = 1
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -63,14 +66,15 @@ class Stepper:
 class Window:
     """What one window saw.
 
-    A cycle's seconds are what training sees, so they hold the device's wait for batches, ``data_wait_seconds`` a cycle.
-    ``flags`` say why the window is not to be trusted. ``losses`` are those of every cycle since warm-up, of windows
-    that did not count too; the last ``step_seconds.n`` are this one's.
+    A cycle's seconds are what training sees, so they hold the device's wait for batches, ``data_wait_seconds`` a cycle,
+    but no evaluation, whose mean is ``eval_seconds``. ``flags`` say why the window is not to be trusted. ``losses`` are
+    those of every cycle since warm-up, of windows that did not count too; the last ``step_seconds.n`` are this one's.
     """
 
     step_seconds: StepSeconds
     mean_seconds: float
     data_wait_seconds: float
+    eval_seconds: float | None
     gpu: GpuState | None
     flags: tuple[Degradation, ...]
     losses: tuple[float, ...]
@@ -93,6 +97,8 @@ def warm_up(stepper: Stepper, plan: SlicePlan) -> list[float]:
     ):
         compiles, reserved = stepper.watch.n_compiles(), stepper.reserved_bytes()
         losses.append(float(stepper.step()))  # reading the loss waits for the step
+        if stepper.evaluate:
+            stepper.evaluate()
         stepper.stepped()
         compiled = stepper.watch.n_compiles() != compiles
         n_compiling += compiled
@@ -149,40 +155,65 @@ def median_interval(seconds: Sequence[float]) -> StepSeconds:
     return StepSeconds(median=median(ordered), low=low, high=high, n=n)
 
 
+@dataclass
+class _Cycles:
+    """Those of a window: each is one interval of the clock, and so is each evaluation between them."""
+
+    stepper: Stepper
+    clock: Clock
+    losses: list[torch.Tensor] = field(default_factory=list)
+    evaluations: set[int] = field(default_factory=set)  # which of the intervals
+
+    def turn(self) -> None:
+        stepper = self.stepper
+        self.losses.append(stepper.step())
+        self.clock.tick()
+        if stepper.evaluate and len(self.losses) % stepper.eval_every == 0:
+            stepper.evaluate()
+            self.clock.tick()
+            self.evaluations.add(len(self.losses) + len(self.evaluations))
+        stepper.stepped()
+        self.clock.read()
+
+    def split(self, seconds: Sequence[float]) -> tuple[list[float], list[float]]:
+        """Of these intervals the cycles and the evaluations."""
+        cycles = [one for index, one in enumerate(seconds) if index not in self.evaluations]
+        return cycles, [one for index, one in enumerate(seconds) if index in self.evaluations]
+
+
 def _window(stepper: Stepper, plan: SlicePlan) -> Window:
     """On a GPU one event a cycle, read as they complete, and no synchronisation until the end."""
     with GpuWatch(stepper.nvml) as gpu:
         stepper.synchronise()
         clock = clock_of(stepper.device)
-        losses: list[torch.Tensor] = []
+        turns = _Cycles(stepper, clock)
         waited, began = stepper.waited_seconds(), time.perf_counter()
-        looked_at = 0
         clock.tick()
+        looked_at = 0
         while True:
-            losses.append(stepper.step())
-            clock.tick()
-            stepper.stepped()
-            clock.read()
-            done = len(clock.seconds)
+            turns.turn()
+            done = len(clock.seconds) - len(turns.evaluations)
             if done >= plan.min_cycles and time.perf_counter() - began > plan.window_seconds:
                 break
             if done >= max(plan.min_cycles, 1.1 * looked_at):  # sorting them after each would slow short cycles
                 looked_at = done
-                if is_narrow(clock.seconds, plan.interval):
+                if is_narrow(turns.split(clock.seconds)[0], plan.interval):
                     break
         stepper.synchronise()
         wall_seconds = time.perf_counter() - began
         clock.read()
-    seconds, agree = reconciled(clock.seconds, wall_seconds)
+    intervals, agree = reconciled(clock.seconds, wall_seconds)
+    seconds, evaluations = turns.split(intervals)
     if not agree:
         log.warning("the window took %.3f s, its cycles %.3f s in sum", wall_seconds, sum(clock.seconds))
     return Window(
         step_seconds=median_interval(seconds),
         mean_seconds=fmean(seconds),
-        data_wait_seconds=(stepper.waited_seconds() - waited) / len(losses),
+        data_wait_seconds=(stepper.waited_seconds() - waited) / len(turns.losses),
+        eval_seconds=fmean(evaluations) if evaluations else None,
         gpu=gpu.state,
         flags=tuple(dict.fromkeys((*gpu.flags, *(() if agree else ("disturbed",))))),
-        losses=tuple(float(loss) for loss in losses),
+        losses=tuple(float(loss) for loss in turns.losses),
     )
 
 

@@ -42,6 +42,7 @@ class Found:
     method: Method
     regions: dict[str, str]
     frozen_knobs: dict[str, str]
+    precision: Precision | None = None  # that a Trainer's arguments decide
 
 
 def preflight(request: PreflightRequest, report: Callable[[Stage], None]) -> Facts:
@@ -53,7 +54,7 @@ def preflight(request: PreflightRequest, report: Callable[[Stage], None]) -> Fac
     memory = [memory_of(target) for target in targets]  # before a script takes some of it
     report(Stage.BUILD)
     found = _script(workload, targets[0], request.seed) if workload.script else _model(workload)
-    precision = resolved_precision(workload, targets[0].type)
+    precision = found.precision or resolved_precision(workload, targets[0].type)
     if targets[0].type == "cpu":
         check_cpu_suits(workload, found.parameters)
     if workload.script is None:  # a script's model has been there already
@@ -151,7 +152,7 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
     assert workload.script is not None
 
     def build_for(micro_batch: int) -> Job:
-        return prepare(Context.of(workload, device=target, micro_batch=micro_batch, seed=seed), workload)
+        return prepare(Context.of(workload, {"micro_batch": micro_batch}, device=target, seed=seed), workload)
 
     job = build_for(scripts.MICRO_BATCHES[0])
     scripts.check_batches(job, workload.script)
@@ -163,7 +164,8 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
         task=None,
         method=_method(job.model),
         regions=dict(job.regions),
-        frozen_knobs=_without_images(job.model),
+        precision=job.precision if workload.trainer else None,
+        frozen_knobs={"padding": "the script pads its batches itself", **_without_images(job.model)},
     )
     small = scripts.counted(job, first_batch(job), workload.script)
     del job

@@ -6,7 +6,7 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -129,11 +129,7 @@ def _check_numerics(run: _Run) -> None:
 def _context(run: _Run) -> Context:
     request = run.request
     return Context.of(
-        request.workload,
-        device=run.device,
-        micro_batch=int(request.config["micro_batch"]),
-        seed=request.seed,
-        depth=request.fidelity.layers,
+        request.workload, request.config, device=run.device, seed=request.seed, depth=request.fidelity.layers
     )
 
 
@@ -171,6 +167,8 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
 
     return Stepper(
         step=step,
+        evaluate=_evaluation(job, device) if run.request.workload.eval_every else None,
+        eval_every=run.request.workload.eval_every or 1,
         watch=run.observer,
         device=device,
         stepped=run.reporter.stepped,
@@ -178,6 +176,23 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         shape_steps=steps_to_all_shapes(job, gradient_accumulation(run.request.workload, run.request.config)),
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
     )
+
+
+def _evaluation(job: Job, device: torch.device) -> Callable[[], None]:
+    """One step of it: the loss of a batch of a stream of its own, in eval mode and without gradients."""
+    batches = cycles(job, 1)
+
+    def evaluate() -> None:
+        if device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        job.model.eval()
+        try:
+            with torch.no_grad():
+                job.loss(job.model, next(batches)[0])
+        finally:
+            job.model.train()
+
+    return evaluate
 
 
 def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
@@ -223,6 +238,7 @@ def _measurement(
         device_memory_bytes=total - free if on_gpu else None,
         model_flops_per_second=flops / seconds.median if flops else None,
         data_wait_seconds=window.data_wait_seconds,
+        eval_seconds=window.eval_seconds,
         gpu=window.gpu,
         degraded=(*_degradations(run, telemetry), *window.flags),
     )

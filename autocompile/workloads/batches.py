@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
+from autocompile.lengths import padded
 from autocompile.workloads.job import Context, Job, MaskKind, WorkloadError
 from autocompile.workloads.training import count_tokens, has_tokens
 
@@ -21,8 +22,26 @@ MASKED_SHARE = 0.15  # of the tokens of a masked language model (Devlin et al. 2
 Batch: TypeAlias = dict[str, Tensor]
 
 
-def cycled(ctx: Context, make: Callable[[torch.Generator], Batch], dtype: torch.dtype) -> Callable[[], Iterator[Batch]]:
-    """An endless cycle of a few batches on the device, the same ones for the same seed and rank.
+@dataclass(frozen=True)
+class Rows:
+    """The samples of one micro-batch: how many tokens each has, and how many columns the batch."""
+
+    lengths: tuple[int, ...]
+    width: int
+
+
+def rows_of(ctx: Context, lengths: Sequence[int] | None) -> list[Rows]:
+    """The micro-batches of one epoch in order, the last partial one included; a few equal ones without ``lengths``."""
+    if lengths is None:
+        return [Rows((ctx.sequence_length,) * ctx.micro_batch, ctx.sequence_length)] * DISTINCT_BATCHES
+    chunks = [tuple(lengths[start : start + ctx.micro_batch]) for start in range(0, len(lengths), ctx.micro_batch)]
+    return [Rows(chunk, padded(max(chunk), policy=ctx.padding, limit=ctx.sequence_length)) for chunk in chunks]
+
+
+def cycled(
+    ctx: Context, rows: Sequence[Rows], make: Callable[[Rows, torch.Generator], Batch], dtype: torch.dtype
+) -> Callable[[], Iterator[Batch]]:
+    """An endless cycle of batches on the device, the same ones for the same seed and rank.
 
     ``dtype`` is that of what the model reads where this is no whole number.
     """
@@ -31,25 +50,27 @@ def cycled(ctx: Context, make: Callable[[torch.Generator], Batch], dtype: torch.
     batches = [
         {
             name: tensor.to(ctx.device, dtype if tensor.is_floating_point() else None)
-            for name, tensor in make(generator).items()
+            for name, tensor in make(each, generator).items()
         }
-        for _ in range(DISTINCT_BATCHES)
+        for each in rows
     ]
     return lambda: itertools.cycle(batches)
 
 
-def random_tokens(ctx: Context, vocabulary: int, mask: MaskKind, generator: torch.Generator) -> Batch:
-    """``input_ids`` and ``labels`` of (micro_batch, sequence_length), and an ``attention_mask`` if one is asked for."""
-    shape = (ctx.micro_batch, ctx.sequence_length)
+def random_tokens(rows: Rows, vocabulary: int, mask: MaskKind, generator: torch.Generator) -> Batch:
+    """``input_ids`` and ``labels`` of (samples, width), and an ``attention_mask`` where one is asked for or needed.
+
+    With mask padding and no lengths of their own, rows get random ones of at least half the width.
+    """
+    shape = (len(rows.lengths), rows.width)
     tokens = torch.randint(vocabulary, shape, generator=generator)
-    if mask == "none":
-        return {"input_ids": tokens, "labels": tokens.clone()}
-    lengths = torch.full((ctx.micro_batch, 1), ctx.sequence_length)
-    if mask == "padding":
+    lengths = torch.tensor(rows.lengths)[:, None]
+    if mask == "padding" and bool((lengths == rows.width).all()):
         # At least one column is padding in every row: an unpadded batch would take the path of no mask.
-        half = max(1, ctx.sequence_length // 2)
-        lengths = torch.randint(half, ctx.sequence_length, (ctx.micro_batch, 1), generator=generator)
-    kept = torch.arange(ctx.sequence_length)[None, :] < lengths
+        lengths = torch.randint(max(1, rows.width // 2), rows.width, lengths.shape, generator=generator)
+    kept = torch.arange(rows.width)[None, :] < lengths
+    if mask == "none" and bool(kept.all()):
+        return {"input_ids": tokens, "labels": tokens.clone()}
     return {
         "input_ids": tokens.masked_fill(~kept, 0),
         "attention_mask": kept.long(),

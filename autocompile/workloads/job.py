@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
@@ -10,7 +11,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from autocompile.knob_table import KnobValue
+from autocompile.knob_table import KNOBS, KnobValue
+from autocompile.lengths import epoch, parse_lengths
+from autocompile.space import Config
 from autocompile.spec import Precision, WorkloadSpec
 from autocompile.workloads.precision import (
     is_mixed,
@@ -23,6 +26,8 @@ from autocompile.workloads.precision import (
 from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, count_tokens, fused_adamw
 
 __all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
+
+DRAWN_LENGTHS = 512  # of a distribution, enough to show its tail
 
 MaskKind: TypeAlias = Literal["none", "ones", "padding"]
 
@@ -45,9 +50,20 @@ class MachineFault(Exception):
         self.subkind = subkind  # of the failure it becomes
 
 
+def lengths_of(workload: WorkloadSpec, *, seed: int) -> list[int] | None:
+    """Those of one epoch's sequences in order; None where all have the sequence length."""
+    if workload.lengths is None:
+        return None
+    return epoch(parse_lengths(workload.lengths), longest=workload.sequence_length, seed=seed, n=DRAWN_LENGTHS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them."""
+    """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them.
+
+    ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``; ``padding`` is
+    the knob of that name.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -59,17 +75,21 @@ class Context:
     rank: int = 0
     world_size: int = 1
     options: Mapping[str, KnobValue] = field(default_factory=dict)
+    padding: str = "longest"
 
     @classmethod
     def of(
-        cls, workload: WorkloadSpec, *, device: torch.device, micro_batch: int, seed: int, depth: int | None = None
+        cls, workload: WorkloadSpec, config: Config, *, device: torch.device, seed: int, depth: int | None = None
     ) -> Context:
-        """The context of one slice of this workload."""
+        """The context of one slice of this workload; of the config the batch's knobs matter."""
+        lengths = lengths_of(workload, seed=seed)
         return cls(
             device=device,
             dtype=trained_dtype(resolved_precision(workload, device.type)),
-            micro_batch=micro_batch,
+            micro_batch=int(config["micro_batch"]),
             sequence_length=workload.sequence_length,
+            lengths=None if lengths is None else itertools.cycle(lengths),
+            padding=str(config.get("padding", KNOBS["padding"].default)),
             depth=depth,
             seed=seed,
             options=workload.options,
@@ -117,8 +137,8 @@ def prepare(ctx: Context, workload: WorkloadSpec) -> Job:
 
     set_tf32(allowed=False)
     precision = resolved_precision(workload, ctx.device.type)
-    job = scripts.build(ctx, workload.script) if workload.script else models.build(ctx, workload)
-    job = described_by_batch(_in_precision(job, precision, ctx.device))
+    job = scripts.build(ctx, workload) if workload.script else models.build(ctx, workload)
+    job = described_by_batch(job if workload.trainer else _in_precision(job, precision, ctx.device))
     return job if job.regions else replace(job, regions=default_regions(job.model))
 
 

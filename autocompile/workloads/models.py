@@ -11,8 +11,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
 from autocompile.spec import Method, Task, WorkloadSpec
-from autocompile.workloads.batches import cycled
-from autocompile.workloads.job import Context, Job, WorkloadError
+from autocompile.workloads.batches import cycled, rows_of
+from autocompile.workloads.job import Context, Job, WorkloadError, lengths_of
 from autocompile.workloads.methods import adapted, quantisation, quantised_construction
 from autocompile.workloads.precision import base_dtype, compute_dtype, resolved_precision
 from autocompile.workloads.tasks import TASKS, image_size, task_of
@@ -67,11 +67,12 @@ def build(ctx: Context, workload: WorkloadSpec) -> Job:
     model, training = _weighted(config, ctx, workload), TASKS[task]
     if method is not Method.FULL:
         model = adapted(model, workload.lora, training.adapters)
+    rows = rows_of(ctx, lengths_of(workload, seed=ctx.seed) if training.reads_tokens else None)
     dtype = base_dtype(resolved_precision(workload, ctx.device.type), method)
     return Job(
         model=model.train(),
         loss=training.loss,
-        batches=cycled(ctx, lambda generator: training.batch(config, ctx, workload, generator), dtype),
+        batches=cycled(ctx, rows, lambda each, generator: training.batch(config, workload, each, generator), dtype),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from autocompile.spec import WorkloadSpec
 from autocompile.workloads.batches import first_batch
 from autocompile.workloads.job import Context, Job, MachineFault, WorkloadError, trainable
 from autocompile.workloads.training import tensors
@@ -23,9 +24,10 @@ _BATCHES_COMPARED = 2
 MICRO_BATCHES = (2, 4)  # two sizes to compare; not 1, with which batch normalisation cannot train
 
 
-def build(ctx: Context, script: str) -> Job:
+def build(ctx: Context, workload: WorkloadSpec) -> Job:
     """What the user's function builds. Raises WorkloadError for all that can be wrong with it."""
-    path, function = _located(script)
+    assert workload.script is not None
+    path, function = _located(workload.script)
     module = _imported(path)
     made = getattr(module, function, None)
     if not callable(made):
@@ -33,11 +35,23 @@ def build(ctx: Context, script: str) -> Job:
         raise WorkloadError(f"{path.name}: it has no function {function}; it has {', '.join(names) or 'none'}")
     with blamed_on(path.parent, f"{path.name}: {function}"):
         job = made(ctx)
+        if workload.trainer:
+            job = _of_trainer(job, ctx)
     if complaint := _complaint(job):
         where = f"{path.name}:{made.__code__.co_firstlineno}" if isinstance(made, types.FunctionType) else None
         raise WorkloadError(f"{path.name}: {function}: {complaint}", where=where)
     assert isinstance(job, Job)
     return job
+
+
+def _of_trainer(trainer: object, ctx: Context) -> Job:
+    from transformers import Trainer
+
+    from autocompile.workloads.trainers import job_of
+
+    if not isinstance(trainer, Trainer):
+        raise WorkloadError(f"expected it to return a transformers.Trainer, found {type(trainer).__name__}")
+    return job_of(trainer, ctx)
 
 
 def _complaint(job: object) -> str | None:

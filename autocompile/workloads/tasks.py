@@ -17,8 +17,7 @@ from transformers import (
 )
 
 from autocompile.spec import Task, WorkloadSpec
-from autocompile.workloads.batches import Batch, random_tokens, with_masked_tokens
-from autocompile.workloads.job import Context
+from autocompile.workloads.batches import Batch, Rows, random_tokens, with_masked_tokens
 from autocompile.workloads.training import Loss
 
 _DEFAULT_IMAGE_SIZE = 224
@@ -36,7 +35,7 @@ def head_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return loss
 
 
-BatchMaker: TypeAlias = Callable[[PreTrainedConfig, Context, WorkloadSpec, torch.Generator], Batch]
+BatchMaker: TypeAlias = Callable[[PreTrainedConfig, WorkloadSpec, Rows, torch.Generator], Batch]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,23 +50,25 @@ class Training:
     reads_tokens: bool = True
 
 
-def _causal(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
-    return random_tokens(ctx, _vocabulary(config), workload.mask, generator)
+def _causal(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
+    """With lengths there is always a mask, as collators make it."""
+    mask = "ones" if workload.lengths and workload.mask == "none" else workload.mask
+    return random_tokens(rows, _vocabulary(config), mask, generator)
 
 
-def _masked(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
-    return with_masked_tokens(_causal(config, ctx, workload, generator), _vocabulary(config) - 1, generator)
+def _masked(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
+    return with_masked_tokens(_causal(config, workload, rows, generator), _vocabulary(config) - 1, generator)
 
 
-def _labelled(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
-    labels = torch.randint(config.num_labels or 1, (ctx.micro_batch,), generator=generator)
-    return {**_causal(config, ctx, workload, generator), "labels": labels}
+def _labelled(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
+    labels = torch.randint(config.num_labels or 1, (len(rows.lengths),), generator=generator)
+    return {**_causal(config, workload, rows, generator), "labels": labels}
 
 
-def _images(config: PreTrainedConfig, ctx: Context, workload: WorkloadSpec, generator: torch.Generator) -> Batch:
+def _images(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
     side = image_size(config, workload.image_size)
-    images = torch.randn(ctx.micro_batch, config.num_channels, side, side, generator=generator)
-    labels = torch.randint(config.num_labels or 1, (ctx.micro_batch,), generator=generator)
+    images = torch.randn(len(rows.lengths), config.num_channels, side, side, generator=generator)
+    labels = torch.randint(config.num_labels or 1, (len(rows.lengths),), generator=generator)
     return {"pixel_values": images, "labels": labels}
 
 

@@ -49,7 +49,7 @@ def stepper(observer: CompileObserver, **knobs: KnobValue) -> Stepper:
     torch._dynamo.reset()
     observer.restart()
     workload = WorkloadSpec(model="llama2-7b", method=Method.LORA, precision=Precision.BF16, sequence_length=512)
-    job = prepare(Context.of(workload, device=DEVICE, micro_batch=4, seed=0, depth=2), workload)
+    job = prepare(Context.of(workload, {"micro_batch": 4}, device=DEVICE, seed=0, depth=2), workload)
     apply_config(Setup(model=job.model, regions=job.regions), {**defaults(), **knobs})
     optimizer, batches = job.optimizer(trainable(job.model)), job.batches()
 

@@ -58,6 +58,10 @@ def llama(layers: int = 2) -> tuple[nn.Module, list[Callable[[nn.Module], torch.
     return LlamaForCausalLM(config).train(), [lambda model: model(input_ids=ids, labels=ids, use_cache=False).loss] * 2
 
 
+def sequences(n_sizes: int) -> tuple[nn.Module, list[Callable[[nn.Module], torch.Tensor]]]:
+    return Toy(), [lambda model, size=size: model(torch.ones(2, size, 4)) for size in range(2, 2 + n_sizes)] * 2
+
+
 def toy(n_sizes: int = 1, breaks: bool = False) -> tuple[nn.Module, list[Callable[[nn.Module], torch.Tensor]]]:
     return Toy(breaks), [lambda model, size=size: model(torch.ones(size, 4)) for size in range(2, 2 + n_sizes)] * 2
 
@@ -81,6 +85,7 @@ CASES = {
     "pattern": case(llama, scope="*.q_proj"),
     "pattern reduce-overhead": case(llama, scope="*.q_proj", mode="reduce-overhead"),
     "auto, five sizes": case(lambda: toy(5), scope="layer"),
+    "marked, five sizes": case(lambda: sequences(5), scope="layer", dynamic="marked"),
     "static, five sizes": case(lambda: toy(5), scope="layer", dynamic="false"),
     "symbolic, five sizes": case(lambda: toy(5), scope="layer", dynamic="true"),
     "static, five sizes, limit 2": case(lambda: toy(5), scope="layer", dynamic="false", cache_size_limit=2),

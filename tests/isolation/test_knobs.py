@@ -127,6 +127,7 @@ def test_fullgraph_turns_a_break_into_an_error(seen: dict[str, dict[str, Any]]) 
     ("case", "graphs"),
     [
         pytest.param("auto, five sizes", 4, id="auto: static, then symbolic, for each of two blocks"),
+        pytest.param("marked, five sizes", 2, id="marked: symbolic at once where sequences differ"),
         pytest.param("symbolic, five sizes", 2, id="true: symbolic at once"),
         pytest.param("static, five sizes", 10, id="false: one for each size"),
     ],

@@ -90,6 +90,16 @@ def test_the_step_without_dropout_uses_up_no_recompile_limit(measure) -> None:
     assert outcome.measurement.compile.seconds > 0
 
 
+def test_evaluation_between_the_steps_costs_a_graph_of_its_own(measure) -> None:
+    """Eval mode changes what the layers compute, and no_grad how they are traced."""
+    workload = script("dropout").model_copy(update={"eval_every": 2})
+    outcome = measure(workload, scope="layer", cache_size_limit=8, numerics=False)
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.telemetry.graphs == 2 + 2  # the first layer's input needs no gradient, as the script's inputs do not
+    assert outcome.telemetry.recompiles_in_window == 0
+    assert outcome.measurement.eval_seconds is not None and outcome.measurement.eval_seconds > 0
+
+
 @pytest.mark.parametrize("scope", ["none", "layer"])
 def test_random_numbers_of_the_model_s_own_are_no_mismatch(measure, scope: str) -> None:
     assert isinstance(measure(script("random"), scope=scope), Measured)

@@ -25,6 +25,18 @@ def test_a_masked_language_model_compiles_per_layer(measure) -> None:
     assert found.telemetry.numerics.note == "dropout was off"
 
 
+@pytest.mark.parametrize(
+    ("padding", "graphs"),
+    [pytest.param("longest", 2, id="the second width makes a size symbolic"), pytest.param("fixed", 1, id="one width")],
+)
+def test_padding_decides_how_many_graphs_sequences_of_many_lengths_need(measure, padding: str, graphs: int) -> None:
+    workload = WorkloadSpec(model="tiny-bert", sequence_length=64, lengths="uniform:20-64")
+    found = measured(measure(workload, scope="layer", micro_batch=8, padding=padding, numerics=False))
+    assert found.telemetry.graphs == graphs
+    assert found.telemetry.recompiles_in_window == 0
+    assert found.telemetry.mask == "padding"
+
+
 def test_the_stages_of_a_convolutional_network_differ_so_each_has_a_graph(measure) -> None:
     found = measured(
         measure(WorkloadSpec(model="tiny-resnet", image_size=32), scope="layer", channels_last=True, numerics=False)

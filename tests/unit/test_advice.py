@@ -163,7 +163,7 @@ CASES = [
     ),
     pytest.param(
         measured(LAYER, **recompiles(SIZE)),
-        *("sizes", "mark_dynamic(tensor, dimension)", "scope=layer dynamic=true micro_batch=8"),
+        *("sizes", "mark_dynamic on the sequence dimension", "scope=layer dynamic=true micro_batch=8"),
         id="a second size makes it symbolic",
     ),
     pytest.param(

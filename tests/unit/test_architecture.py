@@ -32,6 +32,7 @@ LEVELS = {
     "space": 1.5,
     "space_rules": 1.2,
     "knob_table": 1,
+    "lengths": 1,
     "catalogue": 1,
     "processes": 1,
     "machine": 1,

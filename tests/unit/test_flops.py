@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def llama(method: Method) -> Job:
     workload = WorkloadSpec(model="tiny-llama", method=method, device="cpu", sequence_length=64)
-    return prepare(Context.of(workload, device=CPU, micro_batch=2, seed=0), workload)
+    return prepare(Context.of(workload, {"micro_batch": 2}, device=CPU, seed=0), workload)
 
 
 @pytest.mark.parametrize(

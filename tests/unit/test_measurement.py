@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pynvml
 import pytest
@@ -25,7 +26,7 @@ from autocompile.slice.measure import (
 from autocompile.spec import Role, SlicePlan, slice_plan
 from autocompile.workloads.job import Job
 
-PLAN = SlicePlan(interval=0.02, window_seconds=0.0)  # ends with its fifth cycle
+PLAN = SlicePlan(interval=0.02, window_seconds=0.0, repeats=False)  # ends with its fifth cycle, however disturbed
 
 
 @dataclass
@@ -123,6 +124,21 @@ def test_a_window_of_a_cpu() -> None:
     window = steady_window(Script().stepper(), PLAN)
     assert (window.step_seconds.n, window.data_wait_seconds) == (5, 0.25)
     assert (window.losses, window.flags, window.gpu) == ((1, 2, 3, 4, 5), (), None)
+
+
+def test_evaluation_steps_are_timed_apart() -> None:
+    script, calls = Script(), []
+
+    def evaluate() -> None:
+        time.sleep(0.05)
+        calls.append(len(script.losses))
+
+    stepper = replace(script.stepper(), evaluate=evaluate, eval_every=2)
+    window = steady_window(stepper, PLAN)
+    assert calls == [2, 4]
+    assert (window.step_seconds.n, len(window.losses)) == (5, 5)
+    assert window.eval_seconds is not None and window.eval_seconds > 0.04
+    assert window.step_seconds.high < 0.04
 
 
 def test_a_compile_inside_voids_the_window_once() -> None:

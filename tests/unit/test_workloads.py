@@ -71,7 +71,7 @@ def spec(model: str, method: str = "full", **fields: Any) -> WorkloadSpec:
 
 
 def job_of(workload: WorkloadSpec, *, micro_batch: int = 2, seed: int = 0, depth: int | None = None) -> Job:
-    return prepare(Context.of(workload, device=CPU, micro_batch=micro_batch, seed=seed, depth=depth), workload)
+    return prepare(Context.of(workload, {"micro_batch": micro_batch}, device=CPU, seed=seed, depth=depth), workload)
 
 
 def script(function: str, file: str = "blocks.py", **fields: Any) -> WorkloadSpec:

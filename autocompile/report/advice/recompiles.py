@@ -26,8 +26,8 @@ RECOMPILES = (
         cause="sizes",
         seen=guard(Guard.SIZE, "{where} was compiled again for another size: {source}"),
         change="pad or bucket the batches to a few sizes and drop the last partial one, or leave the size symbolic: "
-        "dynamic=auto from the second size on, dynamic=true at once; in front of a whole-model compile "
-        "torch._dynamo.mark_dynamic(tensor, dimension) on the inputs does the same for one dimension",
+        "dynamic=auto from the second size on, dynamic=marked at once (torch._dynamo.mark_dynamic on the sequence "
+        "dimension), dynamic=true for every size",
         sets=changes.symbolic_sizes,
         each=True,
     ),

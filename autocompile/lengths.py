@@ -1,0 +1,96 @@
+"""How long the sequences of a workload are: a distribution by name, or a file with one length a line, replayed."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from autocompile.errors import UserError
+from autocompile.values import read_text
+
+SHORTEST = 2  # a language model needs a token to predict and one to predict it from
+_EXPECTED = "expected uniform:LOW-HIGH, lognormal:MEDIAN,SIGMA or a file with one length a line"
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every length from ``low`` to ``high`` is as likely."""
+
+    low: int
+    high: int
+
+    def draw(self, pick: random.Random) -> int:
+        return pick.randint(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Most sequences are near the median and a few are many times as long, as in collections of texts."""
+
+    median: float
+    sigma: float
+
+    def draw(self, pick: random.Random) -> int:
+        return round(self.median * math.exp(pick.gauss(0.0, self.sigma)))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The lengths of a data set in its order."""
+
+    lengths: tuple[int, ...]
+
+
+Lengths = Uniform | Lognormal | Listed
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Raises UserError in one line for what is neither a distribution nor a readable file of lengths."""
+    name, colon, numbers = text.partition(":")
+    try:
+        if name == "uniform" and colon:
+            low, high = map(int, numbers.split("-"))
+            if SHORTEST <= low <= high:
+                return Uniform(low, high)
+        elif name == "lognormal" and colon:
+            median, sigma = map(float, numbers.split(","))
+            if median >= SHORTEST and 0 < sigma <= 3:
+                return Lognormal(median, sigma)
+        elif Path(text).is_file():
+            return _listed(Path(text))
+    except ValueError:
+        pass
+    raise UserError(f'lengths: {_EXPECTED}, found "{text}"')
+
+
+def _listed(path: Path) -> Listed:
+    lengths = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        word = line.strip()
+        if not word:
+            continue
+        if not word.isascii() or not word.isdigit() or int(word) < SHORTEST:
+            raise UserError(f'lengths: {path}:{number}: expected a whole number from {SHORTEST}, found "{word}"')
+        lengths.append(int(word))
+    if not lengths:
+        raise UserError(f"lengths: {path}: expected one length a line, found none")
+    return Listed(tuple(lengths))
+
+
+def epoch(lengths: Lengths, *, longest: int, seed: int, n: int) -> list[int]:
+    """What a stream repeats, none above ``longest``: a file's lengths in order, of a distribution ``n`` draws."""
+    pick = random.Random(seed)
+    found = lengths.lengths if isinstance(lengths, Listed) else [lengths.draw(pick) for _ in range(n)]
+    return [min(longest, max(SHORTEST, length)) for length in found]
+
+
+def padded(longest: int, *, policy: str, limit: int) -> int:
+    """How wide a batch is whose longest sequence has so many tokens; ``limit`` is the workload's sequence length."""
+    if policy == "fixed":
+        return limit
+    if policy == "longest":
+        return longest
+    size = int(policy.removeprefix("bucket:"))
+    return min(limit, math.ceil(longest / size) * size)

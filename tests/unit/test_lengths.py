@@ -1,0 +1,66 @@
+"""Lengths of sequences: distributions and files, what is wrong with them, and how wide batches become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from autocompile.errors import UserError
+from autocompile.lengths import epoch, padded, parse_lengths
+from autocompile.spec import WorkloadSpec
+from autocompile.workloads.batches import rows_of
+from autocompile.workloads.job import Context, lengths_of
+
+
+def test_a_file_is_replayed_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("30\n7\n\n900\n")
+    found = parse_lengths(str(tmp_path / "lengths.txt"))
+    assert epoch(found, longest=512, seed=1, n=8) == [30, 7, 512]
+
+
+def test_distributions_have_their_shape_and_the_seed_decides() -> None:
+    uniform = epoch(parse_lengths("uniform:16-512"), longest=512, seed=0, n=2000)
+    assert (min(uniform), max(uniform)) == (16, 512) and median(uniform) == pytest.approx(264, abs=20)
+    skewed = epoch(parse_lengths("lognormal:100,1"), longest=512, seed=0, n=2000)
+    assert median(skewed) == pytest.approx(100, abs=10) and skewed.count(512) > 50
+    assert skewed == epoch(parse_lengths("lognormal:100,1"), longest=512, seed=0, n=2000)
+    assert skewed != epoch(parse_lengths("lognormal:100,1"), longest=512, seed=1, n=2000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("uniform:512-16", 'expected uniform:LOW-HIGH, .*found "uniform:512-16"', id="the wrong way round"),
+        pytest.param("uniform:a-b", "expected uniform", id="no numbers"),
+        pytest.param("lognormal:100", "expected uniform", id="one number too few"),
+        pytest.param("normal:1,2", "expected uniform", id="no such distribution"),
+        pytest.param("none.txt", "expected uniform", id="no such file"),
+        pytest.param("{folder}/words.txt", 'words.txt:2: expected a whole number from 2, found "x"', id="no number"),
+        pytest.param("{folder}/empty.txt", "expected one length a line, found none", id="an empty file"),
+    ],
+)
+def test_what_is_wrong_with_lengths(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("12\nx\n")
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(UserError, match=message):
+        parse_lengths(text.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("policy", "width"), [("longest", 70), ("fixed", 512), ("bucket:64", 128), ("bucket:128", 128)]
+)
+def test_padding(policy: str, width: int) -> None:
+    assert padded(70, policy=policy, limit=512) == width
+    assert padded(500, policy=policy, limit=505) <= 505
+
+
+def test_micro_batches_of_an_epoch_end_with_what_is_left(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("5\n9\n3\n20\n4\n")
+    workload = WorkloadSpec(model="tiny-bert", sequence_length=16, lengths=str(tmp_path / "lengths.txt"))
+    ctx = Context.of(workload, {"micro_batch": 2, "padding": "longest"}, device=torch.device("cpu"), seed=0)
+    rows = rows_of(ctx, lengths_of(workload, seed=0))
+    assert [(each.lengths, each.width) for each in rows] == [((5, 9), 9), ((3, 16), 16), ((4,), 4)]
+    assert ctx.lengths is not None and [next(ctx.lengths) for _ in range(6)] == [5, 9, 3, 16, 4, 5]
