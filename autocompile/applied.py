@@ -17,7 +17,7 @@ from autocompile.errors import ConfigMismatch
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
-from autocompile.spec import BestConfig, Method, major_minor
+from autocompile.spec import BestConfig, Method, Task, major_minor
 
 log = logging.getLogger("autocompile")
 
@@ -95,19 +95,26 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
         raise ConfigMismatch(f"{path}: {error}") from error
     yours = {**setup.yours, **_script_settings(best)}
     log.warning("autocompile: left to your script: %s", "; ".join(yours.values()))
-    length = best.made_for.sequence_length if best.workload.spec.script is None else None
+    asked = best.workload.spec
+    one_length = not (asked.script or asked.lengths or asked.task is Task.IMAGE_CLASSIFICATION)
+    length = best.made_for.sequence_length if one_length else None
     return Applied(applied=setup.applied, yours=yours, setup=setup, sequence_length=length)
 
 
 def _script_settings(best: BestConfig) -> dict[str, str]:
     made_for, workload = best.made_for, best.workload
-    shapes = f"sequences of {made_for.sequence_length}, all of one length, mask {workload.spec.mask}"
+    asked = workload.spec
+    shapes = f"sequences of {made_for.sequence_length}, all of one length, mask {asked.mask}"
+    if asked.lengths:
+        shapes = f"sequences of {asked.lengths}, none above {made_for.sequence_length}"
+    if asked.task is Task.IMAGE_CLASSIFICATION:
+        shapes = f"images of {asked.image_size or 'the usual'} pixels"
     if workload.spec.script:
         shapes = f"the batches of {workload.spec.script}"
     optimizer = "the workload script's optimizer" if workload.spec.script else f"fused {workload.spec.optimizer}"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
-        "precision": f"train in {workload.precision}, with TF32 off",
+        "precision": f"train in {workload.precision}",
         "optimizer": f"use {optimizer}",
         "sequence_length": f"the study measured {shapes}",
         "parallel": f"the study measured parallel={made_for.parallel}",

@@ -40,6 +40,7 @@ KNOBS: dict[str, Knob] = {
     "micro_batch": Knob(default=4, memory=True),
     "padding": Knob(default="longest", values=("fixed", "longest", "bucket:64", "bucket:128"), memory=True),
     "gradient_checkpointing": Knob(default=False, values=(False, True), memory=True),
+    "input_gradients": Knob(default=False, values=(False, True), compiles=True, memory=True),
     "channels_last": Knob(default=False, values=(False, True), memory=True),
     "float32_matmul_precision": Knob(default="highest", values=("highest", "high")),
 }

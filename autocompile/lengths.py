@@ -80,9 +80,9 @@ def _listed(path: Path) -> Listed:
 
 
 def epoch(lengths: Lengths, *, longest: int, seed: int, n: int) -> list[int]:
-    """What a stream repeats, none above ``longest``: a file's lengths in order, of a distribution ``n`` draws."""
+    """What a stream repeats, none above ``longest``: the first ``n`` of a file in order, of a distribution n draws."""
     pick = random.Random(seed)
-    found = lengths.lengths if isinstance(lengths, Listed) else [lengths.draw(pick) for _ in range(n)]
+    found = lengths.lengths[:n] if isinstance(lengths, Listed) else [lengths.draw(pick) for _ in range(n)]
     return [min(longest, max(SHORTEST, length)) for length in found]
 
 

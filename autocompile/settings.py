@@ -212,8 +212,12 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         _legal(prefix, name, value)
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
+    if spec.workload.trainer and (spec.workload.precision or spec.workload.lengths):
+        raise UserError("--trainer hf: precision and lengths are what the Trainer's arguments and data set say")
     if spec.workload.lengths is not None:
         parse_lengths(spec.workload.lengths)
+    elif "padding" in spec.pinned:
+        raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
     return spec
 

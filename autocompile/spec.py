@@ -79,6 +79,8 @@ class WorkloadSpec(Value):
     def _one_source(self) -> WorkloadSpec:
         if (self.model is None) == (self.script is None):
             raise ValueError("give exactly one of a model and a workload script")
+        if self.script is not None and (self.task is not None or self.image_size is not None):
+            raise ValueError("task and image_size are a model's; a workload script decides both itself")
         if self.trainer is not None and self.script is None:
             raise ValueError("a trainer is what a workload script's function returns; give --workload")
         return self

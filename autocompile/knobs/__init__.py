@@ -7,6 +7,7 @@ from __future__ import annotations
 from autocompile.knobs import batch as batch
 from autocompile.knobs import attention as attention
 from autocompile.knobs import checkpointing as checkpointing
+from autocompile.knobs import gradients as gradients
 from autocompile.knobs import vision as vision
 from autocompile.knobs import compilation as compilation
 

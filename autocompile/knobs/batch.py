@@ -16,6 +16,6 @@ def micro_batch(setup: Setup, size: int) -> Setup:
 @knob("padding")
 def padding(setup: Setup, policy: str) -> Setup:
     """How wide a batch of sequences of different lengths is; a script's collator decides that."""
-    how = {"fixed": "to the sequence length", "longest": "to the longest of the batch"}
+    how = {"fixed": "to one length", "longest": "to the longest of the batch"}
     what = how.get(policy, f"to the next multiple of {policy.removeprefix('bucket:')} tokens")
-    return replace(setup, yours={**setup.yours, "padding": f"pad sequences {what}"})
+    return replace(setup, yours={**setup.yours, "padding": f"sequences of different lengths: pad {what}"})

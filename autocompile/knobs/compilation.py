@@ -88,7 +88,6 @@ def _holds_layers(name: str) -> bool:
 
 
 _CALLS_LOOKED_AT = 256
-_LENGTH_AT = {3: (1,), 4: (2, 3)}  # (batch, sequence, width), and masks of (batch, 1, sequence, sequence)
 
 
 def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -104,14 +103,21 @@ def _sequence_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]
     return {tensor.shape[1] for tensor in itertools.islice(_tensors(args, kwargs), 1)}
 
 
+def _length_at(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Of (batch, sequence, width), of whole numbers (batch, sequence), and of masks (batch, 1, sequence, sequence)."""
+    if tensor.dim() == 3 or (tensor.dim() == 2 and not tensor.is_floating_point()):  # else rows of features
+        return (1,)
+    is_mask = tensor.dim() == 4 and tensor.shape[1] == 1 and tensor.shape[2] == tensor.shape[3]
+    return (2, 3) if is_mask else ()
+
+
 def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Wherever the first tensor's sequence length is found again."""
     from torch._dynamo import mark_dynamic
 
     lengths = _sequence_lengths(args, kwargs)
     for tensor in _tensors(args, kwargs):
-        ids = tensor.dim() == 2 and not tensor.is_floating_point()  # else rows of features
-        for dimension in (1,) if ids else _LENGTH_AT.get(tensor.dim(), ()):
+        for dimension in _length_at(tensor):
             if tensor.shape[dimension] in lengths:
                 mark_dynamic(tensor, dimension)
 

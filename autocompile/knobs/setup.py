@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
@@ -67,13 +67,37 @@ def knob(name: str) -> Callable[[KnobFunction], KnobFunction]:
 
 def apply_config(setup: Setup, config: Config) -> Setup:
     """Apply every knob, in the registry's order whatever the config's. Raises NotApplicable with nothing changed."""
-    if config["scope"] != "none" and not modules_of(setup, config["scope"]):
-        raise NotApplicable(f"scope {config['scope']}: no module of this model matches")
-    if config["gradient_checkpointing"] and not modules_of(setup, "layer"):
-        raise NotApplicable("gradient_checkpointing: this model has no repeated layers to checkpoint")
+    config = {name: config.get(name, knob.default) for name, knob in KNOBS.items()}  # it may be older than a knob
+    for reason in _obstacles(setup, config):
+        raise NotApplicable(reason)
     for name, function in REGISTRY.items():
-        setup = function(setup, config.get(name, KNOBS[name].default))  # a config may be older than a knob
+        setup = function(setup, config[name])
     return setup
+
+
+def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
+    if config["scope"] != "none" and not modules_of(setup, config["scope"]):
+        yield f"scope {config['scope']}: no module of this model matches"
+    if config["gradient_checkpointing"] and not modules_of(setup, "layer"):
+        yield "gradient_checkpointing: this model has no repeated layers to checkpoint"
+    if config["channels_last"] and not has_convolutions(setup.model):
+        yield "channels_last: this model has no two-dimensional convolution"
+    if config["input_gradients"] and input_embedding(setup.model) is None:
+        yield "input_gradients: this model names no input embedding"
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def input_embedding(model: nn.Module) -> nn.Module | None:
+    """That of a transformers model of text."""
+    find = getattr(model, "get_input_embeddings", None)
+    try:
+        found = find() if find else None
+    except NotImplementedError:
+        return None
+    return found if isinstance(found, nn.Embedding) else None
 
 
 def modules_of(setup: Setup, scope: KnobValue) -> dict[str, nn.Module]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import nn
 
-from autocompile.knobs.setup import NotApplicable, Setup, knob
+from autocompile.knobs.setup import Setup, knob
 
 
 @knob("channels_last")
@@ -15,12 +14,9 @@ def channels_last(setup: Setup, on: bool) -> Setup:
     """Weights of convolutions in NHWC order, which tensor cores read; activations follow (channels-last tutorial)."""
     if not on:
         return setup.did("channels_last", "off")
-    convolutions = [module for module in setup.model.modules() if isinstance(module, nn.Conv2d)]
-    if not convolutions:
-        raise NotApplicable("channels_last: this model has no two-dimensional convolution")
     setup.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     feed = "give the model its images with .to(memory_format=torch.channels_last), which spares it a copy"
-    setup = setup.did("channels_last", f"{len(convolutions)} convolutions")
+    setup = setup.did("channels_last", "of all convolutions")
     return replace(setup, yours={**setup.yours, "images": feed})
 
 

@@ -53,7 +53,7 @@ def plain_compile(history: History) -> Config | None:
     """What most people write, `torch.compile(model)`, on the baseline's batch; None where the user pinned the scope."""
     if "scope" in settings(history.spec, history.facts):
         return None
-    kept = {name: base(history)[name] for name in ("micro_batch", "gradient_checkpointing", "sdpa")}
+    kept = {name: value for name, value in base(history).items() if not KNOBS[name].compiles}
     config = canonical({**kept, "scope": "model"})
     return None if known_to_fail(config) else config
 

@@ -13,7 +13,7 @@ from autocompile.search.canonical import is_eager, key, without_compile
 from autocompile.search.history import History, Score, history_of
 from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, sides, simplest
 from autocompile.search.known_good import plain_compile
-from autocompile.search.lengths import by_length
+from autocompile.search.planned_runs import by_length
 from autocompile.spec import Facts, StudySpec
 
 _ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have measured their spread

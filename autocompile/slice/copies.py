@@ -22,7 +22,13 @@ _MOST_TRIES = 20  # of a step: fp16's scaler skips some until it has found its s
 _FILLED_STD = 0.01
 _DISTURBANCE = 0.2  # of a weight, relative: any code that does not see it gone is far beyond every limit
 
-State = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class State:
+    """Weights and buffers, those that no state dict holds too, on the host; and which modules are in training mode."""
+
+    tensors: Mapping[str, Tensor]
+    training: Mapping[str, bool]
 
 
 class Onlooker(Optimizer):
@@ -149,15 +155,17 @@ def disturb(model: nn.Module) -> None:
 
 
 def saved_state(model: nn.Module) -> State:
-    """Weights and buffers, those included that no state dict holds, on the host."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model)}
+    tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in _tensors(model)}
+    return State(tensors, {name: module.training for name, module in model.named_modules()})
 
 
 def restore_state(model: nn.Module, state: State) -> None:
     """In place. What is as it was is not written to: a buffer may be an expanded view."""
+    for name, module in model.named_modules():
+        module.training = state.training.get(name, module.training)  # some modules appear with the first forward
     with torch.no_grad():
         for name, tensor in _tensors(model):
-            saved = state[name].to(tensor.device)
+            saved = state.tensors.get(name, tensor).to(tensor.device)
             if not torch.equal(tensor, saved):
                 tensor.copy_(saved)
 

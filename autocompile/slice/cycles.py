@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -47,6 +48,11 @@ def steps_to_all_shapes(job: Job, n_micro_batches: int) -> int:
         if time.monotonic() - began > _LOOKING_SECONDS:
             break
     return steps
+
+
+def steps_of_an_epoch(job: Job, n_micro_batches: int) -> int:
+    """After how many cycles the same micro-batches come in the same cycles again; 1 where nobody knows."""
+    return 1 if job.epoch is None else job.epoch // math.gcd(job.epoch, n_micro_batches)
 
 
 class Waited:

@@ -19,6 +19,8 @@ from autocompile.spec import SlicePlan
 
 WARMUP_STEPS = 3  # at least, whole optimizer steps
 QUIET_STEPS = 2  # without compile, CUDA-graph recording or allocator growth, before a window may begin
+_FIRST_EVALUATION = 3  # step of a window at the latest: a window may be shorter than what lies between two
+_PATIENCE = 3.0  # times the window's seconds, to end with a whole epoch
 MOST_COMPILING_STEPS = 60
 MOST_GROWING_STEPS = 60  # an allocator that grows for ever is no reason not to measure
 
@@ -40,8 +42,10 @@ class Watch(Protocol):
 class Stepper:
     """One optimizer step, and what to do around it. ``step`` returns the loss as a tensor and does not synchronise.
 
-    ``shape_steps`` are the steps from the stream's beginning until every shape has come. ``evaluate``, if there is
-    one, is called after every ``eval_every`` of a window's steps and after each of warm-up.
+    ``shape_steps`` are the steps from the stream's beginning until every shape that soon comes has come,
+    ``epoch_steps`` those after which the same batches come again, 1 where all are alike or nobody knows. ``evaluate``,
+    if there is one, is called after every ``eval_every`` of a window's steps, first after the third at the latest, and
+    after each of warm-up.
     """
 
     step: Callable[[], torch.Tensor]
@@ -51,6 +55,7 @@ class Stepper:
     waited_seconds: Callable[[], float]  # for batches, in all steps so far
     nvml: Nvml | None  # of a GPU, where it answers
     shape_steps: int = 0
+    epoch_steps: int = 1
     evaluate: Callable[[], None] | None = None
     eval_every: int = 1
 
@@ -168,7 +173,10 @@ class _Cycles:
         stepper = self.stepper
         self.losses.append(stepper.step())
         self.clock.tick()
-        if stepper.evaluate and len(self.losses) % stepper.eval_every == 0:
+        if (
+            stepper.evaluate
+            and len(self.losses) % stepper.eval_every == min(stepper.eval_every, 3) % stepper.eval_every
+        ):
             stepper.evaluate()
             self.clock.tick()
             self.evaluations.add(len(self.losses) + len(self.evaluations))
@@ -192,8 +200,10 @@ def _window(stepper: Stepper, plan: SlicePlan) -> Window:
         looked_at = 0
         while True:
             turns.turn()
-            done = len(clock.seconds) - len(turns.evaluations)
-            if done >= plan.min_cycles and time.perf_counter() - began > plan.window_seconds:
+            done, passed = len(clock.seconds) - len(turns.evaluations), time.perf_counter() - began
+            if len(turns.losses) % stepper.epoch_steps and passed < _PATIENCE * plan.window_seconds:
+                continue  # parts of an epoch hold more or fewer tokens a step than the whole
+            if done >= plan.min_cycles and passed > plan.window_seconds:
                 break
             if done >= max(plan.min_cycles, 1.1 * looked_at):  # sorting them after each would slow short cycles
                 looked_at = done

@@ -41,6 +41,7 @@ from autocompile.slice.telemetry import CompileObserver
 from autocompile.space import Config
 from autocompile.spec import MeasureRequest, SlicePlan
 from autocompile.workloads.job import WorkloadError
+from autocompile.workloads.precision import set_tf32
 
 LAYERS = 2  # of a large model's copy
 COPIED_WHOLE = 30_000_000  # parameters, up to which the copy is as deep as what was timed: its code is in the cache
@@ -142,11 +143,11 @@ class _Reference:
 
 
 def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
-    """First in the study's precision, whose weights the others get, then in fp32. ``tf32``: the config may round to it,
-    whose ten bits lie between bf16's seven and fp32's."""
+    """First in the study's precision, whose weights the others get, then in fp32. With ``tf32``, which the config asks
+    for, eager rounds to it too: its own error is what the config's is measured against."""
     notes = []
     with sdpa_kernel(_SDPA):  # one may have been forced for the whole process
-        eager = _eager(make)
+        eager = _eager(make, tf32=tf32)
         try:
             steps, low = _in_float32(make, eager.state)
         except Exception as error:  # noqa: BLE001  a kernel may refuse fp32, in whichever way
@@ -161,15 +162,16 @@ def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
     yardstick = Yardstick(
         eager=errors,
         shares=own.shares(),
-        floor=_FLOORS[low or tf32],
+        floor=_FLOORS[low],
         loss_floor=max(step.loss_spacing for step in eager.steps),
         spread=eager.spread,
     )
     return _Reference(state=eager.state, steps=steps, yardstick=yardstick, notes=tuple(notes))
 
 
-def _eager(make: MakeCopy) -> _Eager:
+def _eager(make: MakeCopy, *, tf32: bool) -> _Eager:
     copy = make()
+    set_tf32(allowed=tf32)
     model = copy.job.model
     fill_zeros(model)
     state = saved_state(model)

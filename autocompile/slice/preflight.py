@@ -130,7 +130,7 @@ def _model(workload: WorkloadSpec) -> Found:
         task=description.task,
         method=method,
         regions=default_regions(description.model),
-        frozen_knobs={**_without_attention(description.model, workload.model), **_without_images(description.model)},
+        frozen_knobs={**_without_attention(description.model, workload.model), **_without_parts(description.model)},
     )
 
 
@@ -140,9 +140,16 @@ def _without_attention(model: nn.Module, name: str | None) -> dict[str, str]:
     return {} if found == "sdpa" else {"sdpa": f"{name} does not use scaled_dot_product_attention"}
 
 
-def _without_images(model: nn.Module) -> dict[str, str]:
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    return {} if convolves else {"channels_last": "this model has no two-dimensional convolution"}
+def _without_parts(model: nn.Module) -> dict[str, str]:
+    """Knobs that act on what this model does not have."""
+    from autocompile.knobs.setup import has_convolutions, input_embedding
+
+    found = {}
+    if not has_convolutions(model):
+        found["channels_last"] = "this model has no two-dimensional convolution"
+    if input_embedding(model) is None:
+        found["input_gradients"] = "this model names no input embedding"
+    return found
 
 
 def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
@@ -165,14 +172,15 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
         method=_method(job.model),
         regions=dict(job.regions),
         precision=job.precision if workload.trainer else None,
-        frozen_knobs={"padding": "the script pads its batches itself", **_without_images(job.model)},
+        frozen_knobs=_without_parts(job.model),
     )
     small = scripts.counted(job, first_batch(job), workload.script)
     del job
     gc.collect()  # modules hold each other in circles, and two models may not fit beside each other
     job = build_for(scripts.MICRO_BATCHES[1])
     large = scripts.counted(job, first_batch(job), workload.script)
-    frozen = {**found.frozen_knobs, **scripts.frozen_knobs(workload.script, small, large)}
+    padding = {"padding": "the script pads its batches itself"} if workload.lengths else {}
+    frozen = {**found.frozen_knobs, **padding, **scripts.frozen_knobs(workload.script, small, large)}
     return replace(found, frozen_knobs=frozen)
 
 

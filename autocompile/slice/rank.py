@@ -25,7 +25,7 @@ from autocompile.records import (
     Telemetry,
 )
 from autocompile.slice.classify import classify
-from autocompile.slice.cycles import Cycle, Waited, cycles, steps_to_all_shapes, tokens_of_cycles
+from autocompile.slice.cycles import Cycle, Waited, cycles, steps_of_an_epoch, steps_to_all_shapes, tokens_of_cycles
 from autocompile.slice.environment import environment
 from autocompile.slice.gpu_state import opened
 from autocompile.slice.locking import gpu_lock
@@ -107,7 +107,8 @@ def _measured(run: _Run) -> Measurement:
     n = window.step_seconds.n
     before = len(losses) - n
     tokens = tokens_of_cycles(job, n_micro_batches, before=before, n=n, passed=reporter.stepped)
-    measurement = _measurement(run, window, tokens=tokens, flops=eager.flops, setup_seconds=setup_seconds)
+    flops = eager.flops if stepper.shape_steps <= 1 else None  # counted on the first cycle, whose shape is one of many
+    measurement = _measurement(run, window, tokens=tokens, flops=flops, setup_seconds=setup_seconds)
     run.kernels = _profiled_kernels(stepper)
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
 
@@ -158,6 +159,8 @@ def _on_gpu(request: MeasureRequest) -> bool:
 def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimizer) -> Stepper:
     assert run.job is not None
     job, device, fed = run.job, run.device, Waited(batches, run.device)
+    n_micro_batches = gradient_accumulation(run.request.workload, run.request.config)
+    shape_steps = steps_to_all_shapes(job, n_micro_batches)
 
     def step() -> torch.Tensor:
         if device.type == "cuda":
@@ -173,7 +176,8 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         device=device,
         stepped=run.reporter.stepped,
         waited_seconds=fed.seconds,
-        shape_steps=steps_to_all_shapes(job, gradient_accumulation(run.request.workload, run.request.config)),
+        shape_steps=shape_steps,
+        epoch_steps=steps_of_an_epoch(job, n_micro_batches) if shape_steps > 1 else 1,
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
     )
 
@@ -185,12 +189,14 @@ def _evaluation(job: Job, device: torch.device) -> Callable[[], None]:
     def evaluate() -> None:
         if device.type == "cuda":
             torch.compiler.cudagraph_mark_step_begin()
+        modes = [(module, module.training) for module in job.model.modules()]  # a script may keep parts in eval mode
         job.model.eval()
         try:
             with torch.no_grad():
                 job.loss(job.model, next(batches)[0])
         finally:
-            job.model.train()
+            for module, training in modes:
+                module.training = training
 
     return evaluate
 

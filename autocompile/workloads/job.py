@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +27,7 @@ from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, cou
 
 __all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
 
-DRAWN_LENGTHS = 512  # of a distribution, enough to show its tail
+EPOCH_LENGTHS = 256  # at most: a window holds whole epochs, and all their batches lie on the device
 
 MaskKind: TypeAlias = Literal["none", "ones", "padding"]
 
@@ -51,18 +51,32 @@ class MachineFault(Exception):
 
 
 def lengths_of(workload: WorkloadSpec, *, seed: int) -> list[int] | None:
-    """Those of one epoch's sequences in order; None where all have the sequence length."""
+    """Those of one epoch's sequences in order, of a file the first; None where all have the sequence length."""
     if workload.lengths is None:
         return None
-    return epoch(parse_lengths(workload.lengths), longest=workload.sequence_length, seed=seed, n=DRAWN_LENGTHS)
+    return epoch(parse_lengths(workload.lengths), longest=workload.sequence_length, seed=seed, n=EPOCH_LENGTHS)
+
+
+class Replayed(Iterator[int]):
+    """Lengths over and over; each ``iter()`` of it begins anew, as a stream that is begun again has to."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+        self._going_on = itertools.cycle(lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        return itertools.cycle(self._lengths)
+
+    def __next__(self) -> int:
+        return next(self._going_on)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them.
 
-    ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``; ``padding`` is
-    the knob of that name.
+    ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``, and begin anew
+    with each ``iter(ctx.lengths)``; ``padding`` is the knob of that name.
     """
 
     device: torch.device
@@ -85,10 +99,10 @@ class Context:
         lengths = lengths_of(workload, seed=seed)
         return cls(
             device=device,
-            dtype=trained_dtype(resolved_precision(workload, device.type)),
+            dtype=torch.float32 if workload.trainer else trained_dtype(resolved_precision(workload, device.type)),
             micro_batch=int(config["micro_batch"]),
             sequence_length=workload.sequence_length,
-            lengths=None if lengths is None else itertools.cycle(lengths),
+            lengths=None if lengths is None else Replayed(lengths),
             padding=str(config.get("padding", KNOBS["padding"].default)),
             depth=depth,
             seed=seed,
@@ -103,7 +117,8 @@ class Job:
     ``loss(model, batch)`` must call the model that it is given, not a part of it or a reference of its own: compile
     in place acts on the module's call. ``batches()`` starts anew, with the same batches for the same seed, and yields
     as many as are asked for. ``train_step(model, batches, optimizer)`` is one whole optimizer step over the list of
-    its micro-batches. ``tokens(batch)`` may wait for the device, so call it outside what is timed.
+    its micro-batches. ``tokens(batch)`` may wait for the device, so call it outside what is timed. ``epoch``, where it
+    is known, is the number of micro-batches after which the stream repeats.
     """
 
     model: nn.Module
@@ -115,6 +130,7 @@ class Job:
     regions: Mapping[str, str] = field(default_factory=dict)  # scope name -> fnmatch pattern on dotted module names
     unit: Literal["tokens", "samples"] = "tokens"  # what `tokens` counts
     mask: MaskKind = "none"
+    epoch: int | None = None
     precision: Precision = Precision.FP32
 
     def __post_init__(self) -> None:
@@ -130,16 +146,25 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 def prepare(ctx: Context, workload: WorkloadSpec) -> Job:
     """Build the workload, complete in every field and ready to train. Raises WorkloadError."""
-    # Imported here: these import transformers, while a user's script imports this module for Context and Job alone.
+    # Imported here, since these import this module; and only what is needed, since transformers takes seconds.
     from autocompile.knobs import default_regions
-    from autocompile.workloads import models, scripts
     from autocompile.workloads.batches import described_by_batch
 
     set_tf32(allowed=False)
     precision = resolved_precision(workload, ctx.device.type)
-    job = scripts.build(ctx, workload) if workload.script else models.build(ctx, workload)
+    job = _built(ctx, workload)
     job = described_by_batch(job if workload.trainer else _in_precision(job, precision, ctx.device))
     return job if job.regions else replace(job, regions=default_regions(job.model))
+
+
+def _built(ctx: Context, workload: WorkloadSpec) -> Job:
+    if workload.script:
+        from autocompile.workloads import scripts
+
+        return scripts.build(ctx, workload)
+    from autocompile.workloads import models
+
+    return models.build(ctx, workload)
 
 
 def _in_precision(job: Job, precision: Precision, device: torch.device) -> Job:

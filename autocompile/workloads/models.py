@@ -72,6 +72,7 @@ def build(ctx: Context, workload: WorkloadSpec) -> Job:
     return Job(
         model=model.train(),
         loss=training.loss,
+        epoch=len(rows),
         batches=cycled(ctx, rows, lambda each, generator: training.batch(config, workload, each, generator), dtype),
     )
 
@@ -121,6 +122,8 @@ def _on_meta(config: PreTrainedConfig, workload: WorkloadSpec, task: Task) -> nn
 def _new(config: PreTrainedConfig, workload: WorkloadSpec, task: Task, dtype: torch.dtype | None = None) -> nn.Module:
     """A model with random weights, on the device whose context this is called in."""
     training = TASKS[task]
+    if task is Task.CLASSIFICATION and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = 0  # such a head looks for the last token that is none
     try:  # its attention is scaled_dot_product_attention wherever transformers has that for the model
         model: nn.Module = training.auto.from_config(config, dtype=dtype, trust_remote_code=workload.trust_remote_code)
     except ValueError as error:
@@ -130,7 +133,11 @@ def _new(config: PreTrainedConfig, workload: WorkloadSpec, task: Task, dtype: to
 
 def _check_size(config: PreTrainedConfig, workload: WorkloadSpec, task: Task) -> None:
     """Learned positions end; rotary ones go on, if not well. Images come in whole patches."""
+    if TASKS[task].reads_tokens and workload.image_size is not None:
+        raise WorkloadError(f"{workload.model}: image size {workload.image_size} means nothing to {TASKS[task].what}")
     if not TASKS[task].reads_tokens:
+        if workload.lengths is not None:
+            raise WorkloadError(f"{workload.model}: lengths {workload.lengths} mean nothing to {TASKS[task].what}")
         side, patch = image_size(config, workload.image_size), getattr(config, "patch_size", None)
         if isinstance(patch, int) and side % patch:
             raise WorkloadError(

@@ -87,7 +87,7 @@ def check_batches(job: Job, script: str) -> None:
     if len(second) < max(1, len(first)):  # one was there when the job was made
         raise WorkloadError(f"{where} gave {len(second)} batches when begun again; it should start anew each time")
     for number, (one, other) in enumerate(zip(first, second, strict=False)):
-        if not all(torch.equal(a, b) for a, b in zip(tensors(one), tensors(other), strict=True)):
+        if not _same(one, other):
             raise WorkloadError(
                 f"{where}: batch {number} differs when begun again with the same seed; draw it from a generator that "
                 "batches() seeds with ctx.seed"
@@ -126,6 +126,15 @@ def frozen_knobs(script: str, small: int, large: int) -> dict[str, str]:
         return {}
     few, many = MICRO_BATCHES
     return {"micro_batch": f"{script} gives batches of {small} for ctx.micro_batch={few} and of {large} for {many}"}
+
+
+def _same(batch: Any, other: Any) -> bool:
+    """By their tensors; NaN is itself."""
+    found, wanted = list(tensors(batch)), list(tensors(other))
+    return len(found) == len(wanted) and all(
+        one.shape == two.shape and bool(torch.isclose(one, two, rtol=0, atol=0, equal_nan=True).all())
+        for one, two in zip(found, wanted, strict=True)
+    )
 
 
 def _located(script: str) -> tuple[Path, str]:

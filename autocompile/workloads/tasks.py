@@ -61,15 +61,21 @@ def _masked(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, genera
 
 
 def _labelled(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
-    labels = torch.randint(config.num_labels or 1, (len(rows.lengths),), generator=generator)
-    return {**_causal(config, workload, rows, generator), "labels": labels}
+    return {**_causal(config, workload, rows, generator), "labels": _labels(config, rows, generator)}
 
 
 def _images(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
     side = image_size(config, workload.image_size)
-    images = torch.randn(len(rows.lengths), config.num_channels, side, side, generator=generator)
-    labels = torch.randint(config.num_labels or 1, (len(rows.lengths),), generator=generator)
-    return {"pixel_values": images, "labels": labels}
+    images = torch.randn(len(rows.lengths), getattr(config, "num_channels", 3), side, side, generator=generator)
+    return {"pixel_values": images, "labels": _labels(config, rows, generator)}
+
+
+def _labels(config: PreTrainedConfig, rows: Rows, generator: torch.Generator) -> Tensor:
+    """Classes; or numbers, for a head of one output, which transformers trains as a regression."""
+    n, classes = len(rows.lengths), config.num_labels or 1
+    if config.problem_type == "multi_label_classification":
+        return torch.randint(2, (n, classes), generator=generator).float()
+    return torch.randn(n, generator=generator) if classes == 1 else torch.randint(classes, (n,), generator=generator)
 
 
 def _vocabulary(config: PreTrainedConfig) -> int:

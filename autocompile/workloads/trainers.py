@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import PrinterCallback, ProgressCallback, Trainer, set_seed
+from transformers.trainer_utils import has_length
 
 from autocompile.spec import Precision
 from autocompile.workloads.job import Context, Job, WorkloadError
@@ -21,33 +22,51 @@ def job_of(trainer: Trainer, ctx: Context) -> Job:
 
     Raises WorkloadError for arguments that do what the study tunes, or that the study cannot follow.
     """
-    _refuse(trainer)
+    _refuse(trainer, ctx)
+    given = trainer.optimizer
     trainer.args.per_device_train_batch_size = ctx.micro_batch
     trainer._train_batch_size = ctx.micro_batch
-    for telling in (ProgressCallback, PrinterCallback):
-        trainer.remove_callback(telling)
-    trainer.state.max_steps = sys.maxsize  # so that no callback takes a step for the last
     handler = trainer.callback_handler
+    handler.callbacks = [callback for callback in handler.callbacks if not _reports(callback)]
+    trainer.state.max_steps = sys.maxsize  # so that no callback takes a step for the last
     trainer.control = handler.on_train_begin(trainer.args, trainer.state, trainer.control)
     model = trainer.accelerator.prepare_model(trainer.model)  # where bf16=True puts its autocast
     return Job(
         model=model.train(),
         loss=_Loss(trainer),
         batches=lambda: _batches(trainer, ctx.seed),
-        optimizer=lambda parameters: _optimizer(trainer, parameters),
+        epoch=len(trainer.get_train_dataloader()) if has_length(trainer.train_dataset) else None,
+        optimizer=lambda parameters: given or _optimizer(trainer),
         train_step=_Step(trainer),
         precision=_precision(trainer, model),
     )
 
 
-def _refuse(trainer: Trainer) -> None:
+def _refuse(trainer: Trainer, ctx: Context) -> None:
+    """What `train` alone switches on, or what the study decides, must not be dropped in silence."""
     args = trainer.args
-    if args.torch_compile:
-        raise WorkloadError("Trainer: torch_compile=True in its arguments; leave it off: compile is what is tuned")
-    if args.fp16:
-        raise WorkloadError("Trainer: fp16=True needs a gradient scaler, which is not followed yet; use bf16=True")
-    if args.deepspeed or args.fsdp:
-        raise WorkloadError("Trainer: its arguments ask for DeepSpeed or FSDP; a slice trains on one device so far")
+    checkpoints = args.gradient_checkpointing or getattr(args, "activation_checkpointing", False)  # its newer name
+    complaints = {
+        "torch_compile=True: leave it off, compile is what is tuned": args.torch_compile,
+        "fp16=True needs a gradient scaler, which is not followed yet; use bf16=True": args.fp16,
+        "DeepSpeed and FSDP: a slice trains on one device so far": args.deepspeed or args.fsdp,
+        "gradient_accumulation_steps: leave it at 1 and pass --global-batch": args.gradient_accumulation_steps != 1,
+        "activation_checkpointing=True: leave it off, it is a knob": checkpoints,
+        "neftune_noise_alpha is not followed": args.neftune_noise_alpha,
+        "tf32=True: leave it off, float32_matmul_precision is a knob": args.tf32,
+    }
+    for complaint, holds in complaints.items():
+        if holds:
+            raise WorkloadError(f"Trainer's arguments: {complaint}")
+    if args.device.type != ctx.device.type:
+        hint = "; give its arguments use_cpu=True" if ctx.device.type == "cpu" else ""
+        raise WorkloadError(f"Trainer: it trains on {args.device}, this study on {ctx.device}{hint}")
+
+
+def _reports(callback: object) -> bool:
+    """To a terminal or a service: each slice would be another run there, and may be asked for a login."""
+    telling = isinstance(callback, ProgressCallback | PrinterCallback)
+    return telling or type(callback).__module__.startswith("transformers.integrations")
 
 
 def _batches(trainer: Trainer, seed: int) -> Iterator[Any]:
@@ -56,7 +75,7 @@ def _batches(trainer: Trainer, seed: int) -> Iterator[Any]:
     yield from trainer.get_train_dataloader()
 
 
-def _optimizer(trainer: Trainer, parameters: Iterable[nn.Parameter]) -> Optimizer:
+def _optimizer(trainer: Trainer) -> Optimizer:
     """A new one, of the arguments; its parameter groups are the Trainer's."""
     trainer.optimizer = None  # else it is the one there is
     return trainer.create_optimizer()
@@ -84,7 +103,7 @@ class _Loss:
 
 @dataclass(frozen=True)
 class _Step:
-    """One optimizer step as the Trainer's loop does it; no logging, saving or evaluating, and no schedule."""
+    """One optimizer step as the Trainer's loop does it; nothing is logged, saved or evaluated, no rate scheduled."""
 
     trainer: Trainer
 
@@ -96,8 +115,8 @@ class _Step:
         losses = []
         for batch in batches:
             loss = trainer.training_step(model, batch, items)
-            if args.logging_nan_inf_filter and (torch.isnan(loss) or torch.isinf(loss)):
-                raise WorkloadError("Trainer: the loss is not finite")
+            if args.logging_nan_inf_filter:
+                bool(torch.isnan(loss) or torch.isinf(loss))  # the Trainer waits for the loss here
             losses.append(loss.detach())
         if args.max_grad_norm:
             trainer.accelerator.clip_grad_norm_(model.parameters(), args.max_grad_norm)

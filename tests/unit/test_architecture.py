@@ -205,6 +205,6 @@ def test_every_shipped_space_is_read():
     from autocompile.space import load_space, space_folder
 
     names = [path.stem for path in space_folder().glob("*.yaml")]
-    assert {"default", "qlora", "encoder", "vision", "wide", "quick"} <= set(names)
+    assert {"default", "causal-lm", "qlora", "encoder", "vision", "wide", "quick"} <= set(names)
     for name in names:
         load_space(name)

@@ -127,7 +127,7 @@ def test_assignments(words, pinned, workload):
         pytest.param(
             {"memory_headroom": "0.1"}, "memory headroom: expected a percentage", id="a headroom without percent"
         ),
-        pytest.param({"search_space": "tiny"}, "search space: expected a file or one of default", id="no such space"),
+        pytest.param({"search_space": "tiny"}, "expected a file or one of causal-lm", id="no such space"),
     ],
 )
 def test_wrong_input_is_one_line(settings, complaint):

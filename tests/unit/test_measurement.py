@@ -44,6 +44,7 @@ class Script:
         return ["forward model.py:3"] if self.limit_hit and self.limit_hit <= len(self.losses) else []
 
     def step(self) -> torch.Tensor:
+        time.sleep(0.002)  # a hiccup of the machine must not look like a disturbed window
         self.losses.append(1 + len(self.losses))
         return torch.tensor(float(self.losses[-1]))
 
@@ -139,6 +140,11 @@ def test_evaluation_steps_are_timed_apart() -> None:
     assert (window.step_seconds.n, len(window.losses)) == (5, 5)
     assert window.eval_seconds is not None and window.eval_seconds > 0.04
     assert window.step_seconds.high < 0.04
+
+
+def test_a_window_over_batches_that_differ_holds_whole_epochs() -> None:
+    window = steady_window(replace(Script().stepper(), epoch_steps=4), PLAN.model_copy(update={"window_seconds": 0.1}))
+    assert window.step_seconds.n % 4 == 0
 
 
 def test_a_compile_inside_voids_the_window_once() -> None:

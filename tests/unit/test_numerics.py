@@ -233,12 +233,15 @@ def test_a_copy_starts_from_the_saved_weights_and_buffers_with_no_weight_all_zer
     fill_zeros(model)
     assert 0 < model[0].weight.abs().max() < 0.1
     state = saved_state(model)
+    model.eval()
+    restore_state(model, state)
+    assert model.training and model[1].training
     model(torch.randn(8, 4))  # moves the running mean
     with torch.no_grad():
         model[0].weight.zero_()
     restore_state(model, state)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        assert torch.equal(tensor, state[name]), name
+        assert torch.equal(tensor, state.tensors[name]), name
 
 
 def test_an_onlooker_sees_the_gradients_of_a_step_and_changes_nothing() -> None:
@@ -257,4 +260,4 @@ def test_an_onlooker_sees_the_gradients_of_a_step_and_changes_nothing() -> None:
     job.train_step(model, [torch.ones(1, 2), 3 * torch.ones(1, 2)], onlooker)
     assert onlooker.gradients is not None
     assert onlooker.gradients["weight"].tolist() == [[2, 2], [2, 2]]  # the mean over both micro-batches
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())
+    assert all(torch.equal(tensor, before.tensors[name]) for name, tensor in model.named_parameters())

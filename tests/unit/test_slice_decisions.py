@@ -289,10 +289,11 @@ def test_first_loss_is_compared_with_eager(first: float, eager: float, accepted:
         pytest.param(2.0, True, id="the mean of the micro-batches"),
         pytest.param(4.0, True, id="their sum"),
         pytest.param(3.0, True, id="the last one"),
-        pytest.param(2.5, False, id="none of these"),
+        pytest.param(2.5, True, id="a mean weighted by tokens"),
+        pytest.param(3.5, False, id="none of these"),
     ],
 )
-def test_a_step_may_return_its_loss_in_three_ways(first: float, accepted: bool) -> None:
+def test_a_step_may_return_its_loss_in_several_ways(first: float, accepted: bool) -> None:
     reference = Reference(losses=(1.0, 3.0), spread=0.0)
     if accepted:
         compare(first, reference)

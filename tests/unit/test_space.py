@@ -263,9 +263,8 @@ def test_a_file_that_is_no_text_is_named_with_the_line(tmp_path, content, compla
 
 
 def test_a_name_that_means_nothing_is_refused_with_the_shipped_ones():
-    with pytest.raises(
-        UserError, match='expected a file or one of default, encoder, qlora, quick, vision, wide, found "tiny"'
-    ):
+    names = "causal-lm, default, encoder, qlora, quick, vision, wide"
+    with pytest.raises(UserError, match=f'expected a file or one of {names}, found "tiny"'):
         load_space("tiny")
 
 

@@ -70,6 +70,12 @@ def test_accumulated_micro_batches_are_one_step_of_the_callbacks() -> None:
     assert any(not torch.equal(old, new) for old, new in zip(before, trainable(job.model), strict=True))
 
 
+def test_an_optimizer_that_it_was_given_stays() -> None:
+    job = job_of("with_sgd")
+    assert type(job.optimizer(trainable(job.model))) is torch.optim.SGD
+    assert type(job_of().optimizer(trainable(job_of().model))) is torch.optim.AdamW
+
+
 def test_its_arguments_decide_the_precision() -> None:
     assert (job_of().precision, job_of("mixed").precision) == (Precision.FP32, Precision.BF16_MIXED)
 
@@ -77,8 +83,10 @@ def test_its_arguments_decide_the_precision() -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        pytest.param("compiled", "torch_compile=True in its arguments", id="compiled"),
+        pytest.param("compiled", "torch_compile=True: leave it off", id="compiled"),
         pytest.param("half", "fp16=True needs a gradient scaler", id="fp16"),
+        pytest.param("accumulating", "leave it at 1 and pass --global-batch", id="accumulation"),
+        pytest.param("checkpointed", "leave it off, it is a knob", id="checkpointing"),
         pytest.param("model_alone", "expected it to return a transformers.Trainer, found Bert", id="no Trainer"),
     ],
 )

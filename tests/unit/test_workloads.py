@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -216,16 +217,17 @@ def test_qlora_never_holds_two_unquantised_layers(llama: str, monkeypatch: pytes
     quantise = bitsandbytes.functional.quantize_4bit
 
     def counted(weight: Tensor, *args: Any, **named: Any) -> Any:
-        import gc
-
-        matrices = [
-            one
-            for one in gc.get_objects()
-            if type(one) is nn.Linear and not one.weight.is_meta and one.out_features != LLAMA.vocab_size
-        ]
-        alive.append(len(matrices))
+        alive.append(len(matrices() - others))
         return quantise(weight, *args, **named)
 
+    def matrices() -> set[int]:
+        return {
+            id(one)
+            for one in gc.get_objects()
+            if type(one) is nn.Linear and not one.weight.is_meta and one.out_features != LLAMA.vocab_size
+        }
+
+    others = matrices()  # that earlier tests left
     monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", counted)
     job_of(spec(llama, "qlora"))
     assert len(alive) == 3 * len(LLAMA_LINEARS)
@@ -345,6 +347,16 @@ def test_a_sequence_beyond_learned_positions_is_refused_and_one_beyond_rotary_on
         pytest.param({"model": "tiny-llama", "weights": True}, "no weights of this model", id="nothing to load"),
         pytest.param({"model": "{folder}"}, "config.json", id="a directory without a model"),
         pytest.param({"model": "{bert}"}, "not a causal language model", id="an encoder"),
+        pytest.param(
+            {"model": "tiny-vit", "lengths": "uniform:4-8"}, "mean nothing to a classifier", id="images' lengths"
+        ),
+        pytest.param(
+            {"model": "tiny-vit", "image_size": 30}, "no multiple of the model's 4 pixels", id="a part of a patch"
+        ),
+        pytest.param({"model": "gpt2", "image_size": 32}, "means nothing to a causal language", id="images for text"),
+        pytest.param(
+            {"model": "roberta-base", "sequence_length": 513}, "above the model's 512", id="positions after padding"
+        ),
     ],
 )
 def test_a_model_that_cannot_be_trained_is_named(fields: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -68,3 +68,17 @@ def half(ctx: Context) -> Trainer:
 
 def model_alone(ctx: Context) -> object:
     return build(ctx).model
+
+
+def accumulating(ctx: Context) -> Trainer:
+    return build(ctx, gradient_accumulation_steps=8)
+
+
+def checkpointed(ctx: Context) -> Trainer:
+    return build(ctx, activation_checkpointing=True)
+
+
+def with_sgd(ctx: Context) -> Trainer:
+    trainer = build(ctx)
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    return trainer

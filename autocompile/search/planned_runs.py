@@ -27,7 +27,8 @@ def by_length(history: History, chosen: Score) -> tuple[PlannedRun, ...]:
 
 def _planned_run(history: History, scores: Sequence[Score], chosen: Score, amount: float) -> PlannedRun:
     """The verdict's config stands unless another is quicker by more than a negligible part."""
-    seconds = {score.key: _seconds(history, score, amount) for score in scores}
+    slowed = _slowed(history, chosen)
+    seconds = {score.key: _seconds(history, score, amount, slowed) for score in scores}
     best = min(scores, key=lambda score: seconds[score.key] * (1 - NEGLIGIBLE * (score.key == chosen.key)))
     eager = [seconds[score.key] for score in scores if score.eager]
     return PlannedRun(
@@ -43,7 +44,15 @@ def _tokens_per_step(score: Score) -> float:
     return score.measurement.tokens_per_second * score.measurement.step_seconds.median
 
 
-def _seconds(history: History, score: Score, amount: float) -> float:
+def _seconds(history: History, score: Score, amount: float, slowed: float) -> float:
+    """Compile included."""
     speeds = [run.measurement.tokens_per_second for run in kept(history, (score.key, 0))]
-    short = geometric_mean(speeds or [score.measurement.tokens_per_second])
-    return history.cold_seconds[score.key] + amount / (history.sustained_speed(score.key) or short)
+    speed = slowed * geometric_mean(speeds or [score.measurement.tokens_per_second])
+    return history.cold_seconds[score.key] + amount / speed
+
+
+def _slowed(history: History, chosen: Score) -> float:
+    """What a hot GPU leaves of a short window's speed: known of the chosen config, taken for the others too."""
+    speeds = [run.measurement.tokens_per_second for run in kept(history, (chosen.key, 0))]
+    short = geometric_mean(speeds or [chosen.measurement.tokens_per_second])
+    return (history.sustained_speed(chosen.key) or short) / short
