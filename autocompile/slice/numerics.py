@@ -46,6 +46,7 @@ from autocompile.workloads.precision import set_tf32
 LAYERS = 2  # of a large model's copy
 COPIED_WHOLE = 30_000_000  # parameters, up to which the copy is as deep as what was timed: its code is in the cache
 
+_ROOM = 20  # gradients of one step: of three steps they are kept twice, beside a model in fp32 that makes more
 _DRAWS = 3  # of roundings, where a config is beyond a limit
 _FLOORS = {True: 1e-3, False: 1e-5}  # of relative errors, by whether anything is computed in less than fp32
 _SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
@@ -176,7 +177,7 @@ def _eager(make: MakeCopy, *, tf32: bool) -> _Eager:
     fill_zeros(model)
     state = saved_state(model)
     with dropout_off(model) as had_dropout:
-        steps = [step.on_host() for step in copy.steps()]
+        steps = [_kept(step, copy.device) for step in copy.steps()]
         spread: Mapping[str, float] = {}
         if any(step.is_random for step in steps):
             restore_state(model, state)
@@ -192,8 +193,18 @@ def _in_float32(make: MakeCopy, state: State) -> tuple[Sequence[Step], bool]:
     restore_state(model, state)
     low = to_float32(model)
     with dropout_off(model), without_tf32(), Float32() as mode:
-        steps = [step.on_host() for step in copy.steps()]
+        steps = [_kept(step, copy.device) for step in copy.steps()]
     return steps, low or mode.replaced
+
+
+def _kept(step: Step, device: torch.device) -> Step:
+    """Where it stays while other models are made: on a GPU with plenty of room, since moving it takes seconds."""
+    if device.type == "cuda":
+        n_bytes = sum(gradient.nbytes for gradient in step.gradients.values())
+        free, _ = torch.cuda.mem_get_info(device)
+        if n_bytes * _ROOM < free:
+            return step
+    return step.on_host()
 
 
 def _errors(

@@ -4,8 +4,9 @@
     autocompile tune --workload studies/examples/resnet_cifar10.py:mixed_up --search-space vision --study mixed-up
     autocompile explain mixed-up
 
-The second one evaluates after every step and goes back to training mode after every other only: batch normalisation
-then trains on running statistics half of the time, and each mode is a graph of its own.
+The second one looks at held-out images after every step, without torch.no_grad, and goes back to training mode after
+every other step only: batch normalisation then trains on running statistics half of the time, and each mode is a graph
+of its own.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def mixed_up(ctx: autocompile.Context) -> autocompile.Job:
         loss.backward()
         optimizer.step()
         model.eval()
-        with torch.no_grad():
-            _loss(model, held_out)
+        _loss(model, held_out)
         model.train(not was_training)
         return loss.detach()
 

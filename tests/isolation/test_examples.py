@@ -19,7 +19,7 @@ def example(place: str, **options: int) -> WorkloadSpec:
 
 
 def test_an_attribute_that_changes_at_each_call_is_a_storm_that_names_it(measure) -> None:
-    workload = example("changing_attribute.py:build", width=64, layers=1)
+    workload = example("changing_attribute.py:build", width=64, layers=2)
     found = measure(workload, scope="layer", cache_size_limit=4, numerics=False)
     assert isinstance(found, Failed) and found.failure.kind == "recompile_storm"
     assert any(".step ==" in recompile.guard for recompile in found.telemetry.recompiles)
