@@ -104,6 +104,8 @@ def brake_reason(records: Sequence[TrialRecord]) -> str | None:
     for record in sorted(records, key=lambda one: one.number, reverse=True):
         if record.role in (Role.BASELINE, Role.SEARCH) and record.state is not State.RUNNING and not record.stopped:
             last.setdefault(key(record.config), record)
+            if len(last) == _BRAKES[-1][0]:
+                break
     latest = [record.failure for record in last.values()]
     for size, least, may_succeed in _BRAKES:
         failures = [failure for failure in latest[:size] if failure is not None]
