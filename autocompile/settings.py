@@ -99,6 +99,8 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
     pinned, workload = split_assignments(settings.set)
     if settings.workload is None and "options" in workload:
         raise UserError(f"--set workload.{next(iter(workload['options']))}: only a --workload script takes options")
+    if settings.trainer and (settings.precision or settings.lengths):
+        raise UserError("--trainer hf: precision and lengths are what the Trainer's arguments and data set say")
     flags = {field: getattr(settings, flag) for field, flag in _FLAGS.items()}
     known = catalogue().get(settings.model or "")
     if known and known.sequence_length and settings.seq_len is None:
@@ -212,8 +214,6 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         _legal(prefix, name, value)
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
-    if spec.workload.trainer and (spec.workload.precision or spec.workload.lengths):
-        raise UserError("--trainer hf: precision and lengths are what the Trainer's arguments and data set say")
     if spec.workload.lengths is not None:
         parse_lengths(spec.workload.lengths)
     elif "padding" in spec.pinned:

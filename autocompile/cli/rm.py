@@ -31,8 +31,10 @@ def rm(
     with open_existing(storage) as opened:
         found = load_study(opened, study)
         with opened.hold(study):
-            if not yes:
-                _ask(found, folder)
+            pass  # in use elsewhere: refused before anybody is asked, and not held while he thinks
+        if not yes:
+            _ask(found, folder)
+        with opened.hold(study):
             others = [load_study(opened, name) for name in opened.names() if name != study]
             _delete_files(found, others, folder)  # before the rows: what fails half-way can be asked for again
         opened.delete(study)

@@ -34,8 +34,8 @@ def counted(model: nn.Module, forward: Callable[[], T]) -> tuple[T, float | None
     try:
         with FlopCounterMode(display=False, custom_mapping=_formulas()) as counter:
             result = forward()
-    except Exception as error:  # noqa: BLE001  be it the counter's or the model's: a model's own comes again below
-        log.warning("the model's arithmetic cannot be counted: %s: %s", type(error).__name__, error)
+    except Exception as error:  # be it the counter's or the model's: a model's own comes again below
+        log.warning("the model's arithmetic cannot be counted: %s", type(error).__name__, exc_info=True)
     else:
         counts = {str(operator): count for operator, count in counter.get_flop_counts().get("Global", {}).items()}
         return result, training_flops(counts, trainable_share(model)) or None

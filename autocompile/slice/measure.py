@@ -173,10 +173,8 @@ class _Cycles:
         stepper = self.stepper
         self.losses.append(stepper.step())
         self.clock.tick()
-        if (
-            stepper.evaluate
-            and len(self.losses) % stepper.eval_every == min(stepper.eval_every, 3) % stepper.eval_every
-        ):
+        every = stepper.eval_every
+        if stepper.evaluate and len(self.losses) % every == min(every, _FIRST_EVALUATION) % every:
             stepper.evaluate()
             self.clock.tick()
             self.evaluations.add(len(self.losses) + len(self.evaluations))

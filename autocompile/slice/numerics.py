@@ -8,6 +8,7 @@ the workload's own training step with its real number of micro-batches, under an
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,6 +55,8 @@ _UNTIMED = SlicePlan(interval=0.0, window_seconds=0.0, preheat_seconds=0.0)
 
 MakeCopy = Callable[[], Copy]
 
+log = logging.getLogger("autocompile.slice")
+
 
 class NoReference(Exception):
     """Plain eager training of the copy gives nothing to compare with."""
@@ -84,7 +87,8 @@ def check(
 def _compared(make: MakeCopy, *, config: Config, observer: CompileObserver, reporter: Reporter) -> Numerics:
     try:
         reference = _reference(make, tf32=config.get("float32_matmul_precision") == "high")
-    except Exception as error:  # noqa: BLE001  plain eager training failed on a copy, whatever by: not the config's doing
+    except Exception as error:  # plain eager training failed on a copy, whatever by: not the config's doing
+        log.warning("plain eager training of a copy failed", exc_info=True)
         return Numerics(checked=False, note=f"no reference: {_first_line(error)}")
     try:
         errors = _errors(make, reference, config=config, observer=observer, reporter=reporter)
@@ -151,7 +155,8 @@ def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
         eager = _eager(make, tf32=tf32)
         try:
             steps, low = _in_float32(make, eager.state)
-        except Exception as error:  # noqa: BLE001  a kernel may refuse fp32, in whichever way
+        except Exception as error:  # a kernel may refuse fp32, in whichever way
+            log.warning("eager training in fp32 failed", exc_info=True)
             steps, low = eager.steps, True
             notes.append(f"compared with eager, since fp32 failed: {_first_line(error)}")
     if eager.had_dropout:

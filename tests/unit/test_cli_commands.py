@@ -296,3 +296,8 @@ def test_slots(names, gpus, found):
         return
     with pytest.raises(UserError, match=found):
         slots(facts(*names), gpus)
+
+
+def test_a_function_that_is_called_like_an_emoji_keeps_its_name(capsys):
+    import_module("autocompile.cli.tune")._console().print("workloads.py:llama: 4.2M parameters")
+    assert "workloads.py:llama: 4.2M" in capsys.readouterr().err

@@ -127,6 +127,9 @@ def test_assignments(words, pinned, workload):
         pytest.param(
             {"memory_headroom": "0.1"}, "memory headroom: expected a percentage", id="a headroom without percent"
         ),
+        pytest.param(
+            {"precision": "fp32", "trainer": "hf"}, "what the Trainer's arguments", id="a Trainer's precision"
+        ),
         pytest.param({"search_space": "tiny"}, "expected a file or one of causal-lm", id="no such space"),
     ],
 )
@@ -252,3 +255,9 @@ def test_gpus(text, indices):
 def test_wrong_gpus(text):
     with pytest.raises(UserError, match="--gpus: expected different indices"):
         parse_gpus(text)
+
+
+def test_the_spec_of_a_trainer_s_study_is_read_again_with_the_precision_that_was_settled(tmp_path):
+    workload = {"script": "train.py:make", "trainer": "hf", "precision": "bf16-mixed"}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({"workload": workload, "space": "quick"}))
+    assert study_spec(Settings(spec=str(tmp_path / "spec.yaml"))).workload.precision == "bf16-mixed"

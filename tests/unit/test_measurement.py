@@ -12,7 +12,7 @@ import torch
 
 from autocompile.records import GpuState
 from autocompile.slice.clocks import reconciled
-from autocompile.slice.cycles import steps_to_all_shapes
+from autocompile.slice.cycles import steps_of_an_epoch, steps_to_all_shapes
 from autocompile.slice.gpu_state import REASONS, SLOWDOWNS, ProcessUse, Sample, flags, summary, users_since
 from autocompile.slice.measure import (
     MOST_COMPILING_STEPS,
@@ -72,6 +72,17 @@ class Script:
 def test_a_window_may_begin(steps: int, shape_steps: int, quiet_steps: int, quiet_seconds: float, warm: bool) -> None:
     quiet = {"quiet_steps": quiet_steps, "quiet_seconds": quiet_seconds}
     assert is_warm(steps=steps, shape_steps=shape_steps, **quiet, preheat_seconds=2.0) is warm
+
+
+@pytest.mark.parametrize(
+    ("epoch", "n_micro_batches", "steps"),
+    [(None, 2, 1), (6, 1, 6), (6, 2, 3), (5, 2, 5), (6, 4, 3)],
+)
+def test_steps_of_an_epoch(epoch: int | None, n_micro_batches: int, steps: int) -> None:
+    job = Job(
+        model=torch.nn.Linear(1, 1), loss=lambda model, batch: model(batch), batches=lambda: iter(()), epoch=epoch
+    )
+    assert steps_of_an_epoch(job, n_micro_batches) == steps
 
 
 @pytest.mark.parametrize(
