@@ -6,6 +6,7 @@ import io
 import json
 import os
 import sqlite3
+from importlib import import_module
 
 import pytest
 import yaml
