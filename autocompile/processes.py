@@ -1,8 +1,9 @@
-"""Start, watch and end one process tree; nothing else in the package starts a process.
+"""Start, watch and end one process tree; nothing else in the package starts a program.
 
 Covered: children of children, sessions and groups of their own (the ranks of torch's elastic launcher have them),
 orphans whose parents died before the tree was ended, forks made while it is being ended. A tree is known by a mark in
-its environment, by descent and by session, read from /proc; without a /proc only the child's own group is ended.
+its environment, by the log it writes, by descent and by session, read from /proc; without a /proc only the child's own
+group is ended.
 Not covered: a process that clears its environment and opens a session after its parent died, one in uninterruptible
 sleep (a wedged GPU driver), one of another user. When this process itself is killed nothing here runs: each child sees
 its standard input close and must end its tree, see `end_own_tree`; whoever comes next ends what did not, see
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 MARK = "AUTOCOMPILE_TREE"
 END_SECONDS = 5.0  # a killed process that is still there after this is in the kernel's hands
@@ -26,70 +28,80 @@ _PROC = Path("/proc")
 
 
 class Tree:
-    """One running child and all that it starts; made by `started`."""
+    """One running child and all that it starts; made by `started`, or by whoever had it forked.
 
-    def __init__(self, process: subprocess.Popen[bytes], mark: str) -> None:
-        self._process = process
+    ``wait`` takes seconds, collects the child, and says its exit status or None; ``close`` lets go of its standard
+    input, which it watches.
+    """
+
+    def __init__(
+        self, pid: int, mark: str, *, wait: Callable[[float], int | None], close: Callable[[], object]
+    ) -> None:
+        self.pid = pid
+        self.wait = wait
         self._mark = mark
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait(self, seconds: float) -> int | None:
-        """The child's exit status (negative: the signal that ended it), or None if it still runs after this time."""
-        try:
-            return self._process.wait(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            return None
+        self._close = close
 
     def end(self) -> None:
         """Kill whatever is left of the tree and collect the child. Harmless when repeated."""
-        _end(self._process.pid, self._mark, pause=lambda: self.wait(0.01))
-        if self._process.poll() is None:
+        end_tree(self.pid, self._mark, pause=lambda: self.wait(0.01))
+        if self.wait(0) is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
             self.wait(END_SECONDS)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._close()
 
 
 @contextmanager
-def started(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Iterator[Tree]:
+def started(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, stdin: int = subprocess.PIPE
+) -> Iterator[Tree]:
     """Run this command in a session of its own, its output in ``log``; on leaving, the whole tree is ended.
 
     Raises OSError if the command cannot be executed or the log cannot be written.
     """
-    log.write_bytes(b"")
-    with log.open("ab") as output:  # so that a log which is cut while it is written goes on at its new end
-        mark = _mark(os.fstat(output.fileno()))
+    with emptied(log) as output:
+        mark = mark_of(os.fstat(output.fileno()))
         process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,  # held open: the slice exits when it closes
+            stdin=stdin,  # held open: the slice exits when it closes
             stdout=output,
             stderr=subprocess.STDOUT,
             env={**environment, MARK: mark},
             start_new_session=True,
         )
-    tree = Tree(process, mark)
+
+    def wait(seconds: float) -> int | None:
+        try:
+            return process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    tree = Tree(process.pid, mark, wait=wait, close=process.stdin.close if process.stdin else lambda: None)
     try:
         yield tree
     finally:
         tree.end()
 
 
+def emptied(log: Path) -> BinaryIO:
+    """Opened so that a log which is cut while it is written goes on at its new end."""
+    log.write_bytes(b"")
+    return log.open("ab")
+
+
 def end_abandoned(log: Path) -> None:
     """End what still runs of the tree with this log, whose starter was killed. Harmless where nothing does."""
     try:
-        mark = _mark(log.stat())
+        mark = mark_of(log.stat())
     except OSError:  # it was never started
         return
-    _end(None, mark)
+    end_tree(None, mark)
 
 
 def end_own_tree() -> None:
     """For a child whose starter is gone: end all that it started, sessions of their own included, and itself."""
-    _end(os.getpid(), os.environ.get(MARK, "none"))
+    end_tree(os.getpid(), os.environ.get(MARK, "none"))
     os.killpg(0, signal.SIGKILL)
 
 
@@ -103,7 +115,7 @@ class _Row:
     session: int
 
 
-def _end(root: int | None, mark: str, *, pause: Callable[[], object] = lambda: time.sleep(0.01)) -> None:
+def end_tree(root: int | None, mark: str, *, pause: Callable[[], object] = lambda: time.sleep(0.01)) -> None:
     """Kill the tree, all but the process that asks for it."""
     deadline = time.monotonic() + END_SECONDS
     while left := [pid for pid in members(root, mark) if pid != os.getpid()]:
@@ -124,7 +136,7 @@ def members(root: int | None, mark: str) -> list[int]:
     return sorted(found)
 
 
-def _mark(log: os.stat_result) -> str:
+def mark_of(log: os.stat_result) -> str:
     """Of the tree that writes this log: no other file has both numbers, and whoever finds the log finds the mark."""
     return f"{log.st_dev:x}-{log.st_ino:x}"
 
@@ -141,8 +153,12 @@ def _living() -> Iterator[_Row]:
 
 
 def _has_mark(pid: int, mark: str) -> bool:
+    """In the environment it was started with, or by its output: what was forked shows another's environment."""
+    folder = _PROC / str(pid)
     try:
-        return f"{MARK}={mark}".encode() in (_PROC / str(pid) / "environ").read_bytes().split(b"\0")
+        if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+            return True
+        return mark_of((folder / "fd" / "1").stat()) == mark
     except OSError:  # it ended, or belongs to another user
         return False
 

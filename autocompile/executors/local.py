@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +26,7 @@ from autocompile.errors import MachineError
 from autocompile.executors.deadlines import Limits, Overdue, Pace, observe, overdue
 from autocompile.executors.exits import Ending, failure_of
 from autocompile.executors.logs import shorten
+from autocompile.executors.warm import ForkServer
 from autocompile.failure_texts import CACHE_FOLDER
 from autocompile.processes import Tree, started
 from autocompile.records import ANSWER, Answer, Failed, Failure, FailureKind, Progress, Stage
@@ -41,9 +43,13 @@ T = TypeVar("T")
 
 
 class LocalExecutor:
-    """Runs slices with ``python``, each as its own process tree; setting ``stop`` ends those that run."""
+    """Runs slices with ``python``, each as its own process tree; setting ``stop`` ends those that run.
 
-    def __init__(self, python: str, stop: threading.Event, *, limits: Limits | None = None) -> None:
+    They are forked from a process that has imported torch; with ``warm`` false, or where that cannot be, each starts an
+    interpreter.
+    """
+
+    def __init__(self, python: str, stop: threading.Event, *, limits: Limits | None = None, warm: bool = True) -> None:
         self._python = python
         self._stop = stop
         self._limits = limits or Limits()
@@ -51,14 +57,16 @@ class LocalExecutor:
         self._package = _package(python)
         if self._package is not _PACKAGE_PARENT:
             weakref.finalize(self, shutil.rmtree, self._package.parent, ignore_errors=True)
+        self._server = ForkServer(python) if warm else None
+        if self._server is not None:
+            weakref.finalize(self, self._server.close)
 
     def run(self, request: SliceRequest, folder: Path) -> Answer:
         if (broken := _lay_out(request, folder)) is not None:
             return broken
-        command = [self._python, "-m", "autocompile.slice", str(folder)]
         environment = _environment(request, os.environ, self._package)
         try:
-            with started(command, environment=environment, log=folder / "log.txt") as tree:
+            with self._slice(folder, environment) as tree:
                 ending = self._watch(tree, request, folder)
         except OSError as error:
             return _machine(request, f"cannot start the slice: {error}")
@@ -67,6 +75,13 @@ class LocalExecutor:
         if isinstance(answer, Facts):
             self._device_memory_bytes = answer.devices[0].memory_bytes
         return answer
+
+    def _slice(self, folder: Path, environment: Mapping[str, str]) -> AbstractContextManager[Tree]:
+        log = folder / "log.txt"
+        if self._server is not None and self._server.is_ready(environment, self._stop):
+            return self._server.forked(folder, environment=environment, log=log)
+        command = [self._python, "-m", "autocompile.slice", str(folder)]
+        return started(command, environment=environment, log=log)
 
     def _watch(self, tree: Tree, request: SliceRequest, folder: Path) -> Ending:
         """Until the child exits, has answered and does not exit, runs out of time, or the study is interrupted."""

@@ -82,9 +82,10 @@ def _set_up_environment(request: SliceRequest) -> None:
 
 
 def _end_with_parent() -> None:
-    """When the pipe on stdin closes, end all that this slice started. Only where a parent set it up so."""
+    """When the pipe or socket on stdin closes, end all that this slice started. Only where a parent set it up so."""
     leads_group = os.getpgid(0) == os.getpid()
-    if leads_group and stat.S_ISFIFO(os.fstat(0).st_mode):
+    mode = os.fstat(0).st_mode
+    if leads_group and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         threading.Thread(target=_wait_for_end_of_input, daemon=True).start()
 
 

@@ -38,11 +38,26 @@ COMPILE_SECONDS = {"none": 0.0, "layer": 2.0, "model": 10.0, "attention": 1.0, "
 GIB = 1 << 30
 
 
-def make_python(folder):
-    """A program in this folder that runs the fake child with the interpreter at hand; its path, for `--python`."""
-    path = os.path.join(str(folder), "fake-python")
+SERVER = """
+import sys
+sys.path[:0] = {paths}
+from autocompile.slice.server import main
+from tests.contract import fake_child
+main(fake_child.main, lambda: None)
+"""
+
+
+def make_python(folder, *, warm=False):
+    """A program in this folder that runs the fake child with the interpreter at hand; its path, for `--python`.
+
+    With ``warm`` it also takes `-m autocompile.slice.server`: the real server, which forks fake children.
+    """
+    path, here = os.path.join(str(folder), "fake-python"), os.path.abspath(__file__)
+    root = os.path.dirname(os.path.dirname(os.path.dirname(here)))
+    server = f"exec {sys.executable} -S -c '{SERVER.format(paths=json.dumps([root]))}'" if warm else "exit 1"
     with open(path, "w") as file:
-        file.write(f'#!/bin/sh\nexec {sys.executable} -I -S {os.path.abspath(__file__)} "$@"\n')
+        file.write(f'#!/bin/sh\nif [ "$2" = autocompile.slice.server ]; then {server}; fi\n')
+        file.write(f'exec {sys.executable} -I -S {here} "$@"\n')
     os.chmod(path, 0o755)
     return path
 
@@ -61,8 +76,7 @@ def tokens_per_second(config):
     return value
 
 
-def main():
-    folder = sys.argv[3]
+def main(folder):
     with open(os.path.join(folder, "request.json")) as file:
         request = json.load(file)
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -328,4 +342,4 @@ BEHAVIOURS = {
 }
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[3])

@@ -26,10 +26,15 @@ Make = Callable[[threading.Event], Executor]
 
 def local(folder: Path) -> Make:
     python = make_python(folder)
+    return lambda stop: LocalExecutor(python, stop, limits=LIMITS, warm=False)
+
+
+def forked(folder: Path) -> Make:
+    python = make_python(folder, warm=True)
     return lambda stop: LocalExecutor(python, stop, limits=LIMITS)
 
 
-@pytest.fixture(params=[pytest.param(local, id="local")])
+@pytest.fixture(params=[pytest.param(local, id="local"), pytest.param(forked, id="forked")])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     made: Make = request.param(tmp_path)
     return made

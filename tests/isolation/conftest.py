@@ -40,8 +40,14 @@ def inductor_seed() -> Path:
     return seed
 
 
+@pytest.fixture(scope="session")
+def executor():
+    """One for all tests of a worker, which need not import torch for each slice then."""
+    return LocalExecutor(sys.executable, threading.Event())
+
+
 @pytest.fixture
-def measure(tmp_path: Path, inductor_seed: Path):
+def measure(tmp_path: Path, inductor_seed: Path, executor: LocalExecutor):
     """Run one slice with these knobs, from a cache that holds no compiled code."""
 
     def run(
@@ -62,7 +68,7 @@ def measure(tmp_path: Path, inductor_seed: Path):
             compile_threads=compile_threads,
             numerics=numerics,
         )
-        answer = LocalExecutor(sys.executable, threading.Event()).run(request, tmp_path / "slice")
+        answer = executor.run(request, tmp_path / "slice")
         assert isinstance(answer, Measured | Failed)
         return answer
 
