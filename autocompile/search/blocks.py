@@ -31,7 +31,8 @@ class Block:
 def blocks(plan: Plan, records: Iterable[TrialRecord]) -> tuple[Block, ...]:
     """Of slices in the order they were started. A block ends where a config comes again, and where the search went on.
 
-    The last one is empty where the search went on since.
+    The last one is empty where the search went on since. Of equal configs in a paired plan each is the first to run in
+    turn, as others are by the order they are asked for.
     """
     copies = [key(config) for config in plan.configs] if isinstance(plan, Paired) else []
     found = [Block(phase=0)]
@@ -43,8 +44,10 @@ def blocks(plan: Plan, records: Iterable[TrialRecord]) -> tuple[Block, ...]:
         if record.role is not Role.CONFIRM:
             continue
         name = key(record.config)
-        free = [copy for copy in range(max(1, copies.count(name))) if (name, copy) not in found[-1].arms]
-        if not free:
+        equals = range(max(1, copies.count(name)))
+        if all((name, copy) in found[-1].arms for copy in equals):
             found.append(Block(phase=found[-1].phase))
-        found[-1].arms[name, free[0] if free else 0] = record
+        in_turn = equals if len(found) % 2 else reversed(equals)
+        arm = next((name, copy) for copy in in_turn if (name, copy) not in found[-1].arms)
+        found[-1].arms[arm] = record
     return tuple(found)

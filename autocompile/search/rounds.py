@@ -21,7 +21,7 @@ _PAIR = 2  # the best and its reference, without which there is no verdict
 
 
 def next_confirmation(means: Means) -> Config | None:
-    """The first block takes in whoever the time left can confirm often enough, the others repeat it in random order."""
+    """The first block takes in whoever the time left can confirm often enough, the others repeat it in other orders."""
     history = means.history
     members = _members(history)
     if (joins := _joins(means, list(members.values()))) is not None:
@@ -65,8 +65,8 @@ def _joins(means: Means, members: Sequence[Config]) -> Config | None:
 def _in_turn(means: Means, members: Sequence[Config]) -> Config | None:
     """The next of a block that was begun, or the first of a new one if all of it fits."""
     phase, seed = means.history.phase, means.history.spec.seed
-    begun = _less(_shuffled(members, seed, len(phase) - 1), [record.config for record in phase[-1].arms.values()])
-    turn = begun or _shuffled(members, seed, len(phase))
+    begun = _less(_ordered(members, seed, len(phase) - 1), [record.config for record in phase[-1].arms.values()])
+    turn = begun or _ordered(members, seed, len(phase))
     enough = len(phase) - DROPPED_BLOCKS >= LEAST_ROUNDS  # so the winner's sustained minute comes first
     return turn[0] if means.affords(turn, keep_sustained=enough and not begun) else None
 
@@ -77,8 +77,10 @@ def _members(history: History) -> dict[Arm, Config]:
     return {arm: config for arm, config in arms.items() if not history.spoiled(arm[0])}
 
 
-def _shuffled(members: Sequence[Config], seed: int, index: int) -> list[Config]:
-    return random.Random(f"{seed} {index}").sample(list(members), k=len(members))
+def _ordered(members: Sequence[Config], seed: int, index: int) -> list[Config]:
+    """At random, and every second block backwards: what coming first does to a slice cancels over two."""
+    order = random.Random(f"{seed} {(index + 1) // 2}").sample(list(members), k=len(members))
+    return order if index % 2 else order[::-1]
 
 
 def _less(configs: Sequence[Config], others: Sequence[Config]) -> list[Config]:

@@ -26,7 +26,6 @@ from tests.unit.search_cases import (
     facts,
     failed,
     measured,
-    noisy,
     running,
     spec,
     stopped,
@@ -216,6 +215,22 @@ def orders(seed):
     return ["".join(name(record.config) for record in found[start : start + 4]) for start in range(0, len(found), 4)]
 
 
+def test_each_second_block_is_the_one_before_backwards():
+    blocks = orders(0)
+    assert len(blocks) > 4
+    assert all(blocks[n + 1] == blocks[n][::-1] for n in range(1, len(blocks) - 1, 2))
+
+
+def test_equal_configs_take_turns_in_coming_first():
+    study = spec(plan=Paired(configs=(LAYER, LAYER)))
+    found = History(study, facts(), tuple(confirm_each("llllll"))).blocks
+    assert [[copy for (_, copy), _ in sorted(b.arms.items(), key=lambda arm: arm[1].number)] for b in found] == [
+        [0, 1],
+        [1, 0],
+        [0, 1],
+    ]
+
+
 def test_later_blocks_come_in_an_order_of_the_seed():
     seeds = [orders(seed) for seed in range(5)]
     assert [orders(seed) for seed in range(5)] == seeds
@@ -379,9 +394,16 @@ def test_a_slice_lost_in_an_earlier_phase_is_not_owed():
     assert next_confirmation(means) == fast.config
 
 
-def test_equal_configs_are_judged_like_others():
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param([12100.0, 12100, 11900, 11900, 12100, 12100], id="noise"),
+        pytest.param([12200.0, 12210, 12200, 12210, 12200, 12210], id="whoever runs second is faster"),
+    ],
+)
+def test_equal_configs_are_judged_like_others(second):
     study = spec(plan=Paired(configs=(LAYER, LAYER)))
-    same = confirmations(0, (LAYER, noisy(12000, 6, 0.01)), (LAYER, [12000.0] * 6))
+    same = confirmations(0, (LAYER, [12000.0] * 6), (LAYER, second))
     told = verdict(study, facts(), same)
     assert (told.result, told.confirmed, told.rounds) == (Result.TIE, True, 5)
     assert told.speedup_low < 1 < told.speedup_high
