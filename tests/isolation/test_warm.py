@@ -116,7 +116,7 @@ def test_a_killed_server_costs_a_slice_and_no_more(tmp_path: Path, folder: Path)
     slow.start()
     while not (folder / "progress.json").is_file():
         time.sleep(0.01)
-    (server_pid,) = (pid for pid in children_of(os.getpid()) if b"autocompile.slice.server" in command(pid))
+    (server_pid,) = (pid for pid in children_of(os.getpid()) if b"fake_child" in command(pid))
     (slice_pid,) = children_of(server_pid)
     os.kill(server_pid, signal.SIGKILL)
     slow.join(20)
