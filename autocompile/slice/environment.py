@@ -22,7 +22,7 @@ def environment(device: torch.device, workload: WorkloadSpec | None = None) -> d
         "python": platform.python_version(),
     }
     if device.type == "cuda":
-        found["driver"] = _driver_major()
+        found["driver"] = driver_major()
     else:
         found["cpu"] = cpu_name()
     for library in LIBRARIES:
@@ -49,7 +49,7 @@ def cpu_name() -> str:
     return next(names, platform.machine())
 
 
-def _driver_major() -> str:
+def driver_major() -> str:
     # Imported here: it loads the driver's library, which machines without a GPU lack.
     import pynvml
 

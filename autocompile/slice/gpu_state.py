@@ -17,7 +17,7 @@ import pynvml
 
 from autocompile.records import Degradation, GpuState
 
-PERIOD_SECONDS = 0.2
+PERIOD_SECONDS = 0.5  # a sample keeps the host busy for 1.4 ms
 
 # NVML's nvmlClocksEventReason bits. Not that of an idle GPU: it holds nothing down, and is set around every window.
 REASONS = {

@@ -6,7 +6,8 @@ when it ended, its exit status (negative: the signal's number). When the control
 ended.
 
 What may not happen here before a fork: CUDA, an OpenMP loop or a backward pass, after which children fail or hang. A
-probe finds that out; whoever started this runs slices in processes of their own then.
+probe finds that out; whoever started this runs slices in processes of their own then. What imports have opened, such as
+NVML's files, stays open in a slice.
 """
 
 from __future__ import annotations
@@ -47,18 +48,19 @@ class _Server:
 
     control: socket.socket
     main: Callable[[Path], None]
+    alarm: tuple[socket.socket, socket.socket] = field(default_factory=socket.socketpair)  # of the end of a slice
     running: dict[int, tuple[socket.socket, str]] = field(default_factory=dict)
 
     def serve(self) -> None:
-        woken, wake = socket.socketpair()
-        wake.setblocking(False)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        heard, rung = self.alarm
+        rung.setblocking(False)
+        signal.set_wakeup_fd(rung.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
         self.control.send(b"ready")
         while True:
-            ready, _, _ = select.select([self.control, woken], [], [])
-            if woken in ready:
-                woken.recv(_MESSAGE_BYTES)
+            ready, _, _ = select.select([self.control, heard], [], [])
+            if heard in ready:
+                heard.recv(_MESSAGE_BYTES)
                 self._tell_ended()
             if self.control in ready:
                 message, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 2)
@@ -74,6 +76,8 @@ class _Server:
         mark = mark_of(os.fstat(log))
         pid = os.fork()
         if pid == 0:
+            for inherited in (self.control, *self.alarm, *(other for other, _ in self.running.values())):
+                inherited.close()
             _become_slice(connection, log, {**environment, MARK: mark})
             _run(lambda: self.main(Path(folder)))
         os.close(log)
@@ -100,7 +104,8 @@ def _become_slice(connection: int, log: int, environment: dict[str, str | None])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for target, source in enumerate((connection, log, log)):
         os.dup2(source, target)
-    os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)  # other slices' among them
+    os.close(connection)
+    os.close(log)
     for name, value in environment.items():
         if value is None:
             os.environ.pop(name, None)
@@ -136,9 +141,13 @@ def preload() -> None:
 
 def probe() -> None:
     """Raises RuntimeError where a forked child cannot train: on the GPU if there is one, with OpenMP's threads."""
+    nothing, said = os.open(os.devnull, os.O_RDWR), os.dup(2)
     pid = os.fork()
     if pid == 0:
+        _become_slice(nothing, said, {})
         _run(_train_a_little)
+    os.close(nothing)
+    os.close(said)
     deadline = time.monotonic() + _PROBE_SECONDS
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -154,11 +163,16 @@ def probe() -> None:
 
 
 def _train_a_little() -> None:
+    """On each kind of device, and ask a GPU's driver, as slices do."""
     import torch
+
+    from autocompile.slice.environment import driver_major
 
     for device in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
         weight = torch.ones(256, 256, device=device, requires_grad=True)
         (weight @ weight).sum().backward()
+    if torch.cuda.is_available():
+        driver_major()
 
 
 def _exit_when_abandoned(control: socket.socket, imported: threading.Event) -> None:
