@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -9,7 +10,8 @@ from autocompile.values import shown
 
 KnobValue: TypeAlias = bool | int | float | str
 
-SCOPES = ("none", "model", "layer", "attention", "mlp")
+SCOPES = ("none", "model", "nested", "layer", "attention", "qkv", "mlp", "lora")
+WHOLE_MODEL_SCOPES = ("model", "nested")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 AUTOTUNE_MODES = ("max-autotune-no-cudagraphs", "max-autotune")
@@ -19,20 +21,23 @@ AUTOTUNE_MODES = ("max-autotune-no-cudagraphs", "max-autotune")
 class Knob:
     """``values`` are all that exist, or None where any whole number from 1 up is legal.
 
-    ``compiles``: means something only where something is compiled. ``memory``: changes how much memory a
-    training step takes, so that an out-of-memory verdict carries over to configs equal in these knobs.
+    ``compiles``: means something only where something is compiled. ``inductor``: only where inductor compiles.
+    ``memory``: changes how much memory a training step takes, so that an out-of-memory verdict carries over to configs
+    equal in these knobs.
     """
 
     default: KnobValue
     values: tuple[KnobValue, ...] | None = None
     pattern: bool = False
     compiles: bool = False
+    inductor: bool = False
     memory: bool = False
 
 
 KNOBS: dict[str, Knob] = {
     "scope": Knob(default="none", values=SCOPES, pattern=True, memory=True),
-    "mode": Knob(default="default", values=MODES, compiles=True, memory=True),
+    "backend": Knob(default="inductor", values=("inductor", "aot_eager", "cudagraphs"), compiles=True, memory=True),
+    "mode": Knob(default="default", values=MODES, compiles=True, inductor=True, memory=True),
     "fullgraph": Knob(default=False, values=(False, True), compiles=True),
     "dynamic": Knob(default="auto", values=("auto", "marked", "true", "false"), compiles=True),
     "cache_size_limit": Knob(default=8, compiles=True),
@@ -40,10 +45,44 @@ KNOBS: dict[str, Knob] = {
     "micro_batch": Knob(default=4, memory=True),
     "padding": Knob(default="longest", values=("fixed", "longest", "bucket:64", "bucket:128"), memory=True),
     "gradient_checkpointing": Knob(default=False, values=(False, True), memory=True),
+    "activation_memory_budget": Knob(default=1.0, values=(1.0, 0.75, 0.5, 0.25, 0.0), compiles=True, memory=True),
     "input_gradients": Knob(default=False, values=(False, True), compiles=True, memory=True),
     "channels_last": Knob(default=False, values=(False, True), memory=True),
     "float32_matmul_precision": Knob(default="highest", values=("highest", "high")),
+    "coordinate_descent_tuning": Knob(default=False, values=(False, True), compiles=True, inductor=True),
+    "epilogue_fusion": Knob(default=True, values=(True, False), compiles=True, inductor=True),
+    "shape_padding": Knob(default=True, values=(True, False), compiles=True, inductor=True, memory=True),
+    "combo_kernels": Knob(default=False, values=(False, True), compiles=True, inductor=True),
+    "max_autotune_gemm_backends": Knob(
+        default="ATEN,TRITON,CPP", values=("ATEN,TRITON,CPP", "ATEN", "TRITON"), compiles=True, inductor=True
+    ),
+    "fallback_random": Knob(default=False, values=(False, True), compiles=True, inductor=True),
 }
+
+
+def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
+    """The knobs that mean nothing beside the others' values, and may as well be at their defaults."""
+    if config.get("scope", "none") == "none":
+        return _OF_COMPILE
+    if config.get("backend", "inductor") != "inductor":
+        return _OF_INDUCTOR
+    if config.get("mode", "default") in AUTOTUNE_MODES:
+        return _ON_WITH_AUTOTUNING
+    return _OF_AUTOTUNING
+
+
+_OF_COMPILE = tuple(name for name, knob in KNOBS.items() if knob.compiles)
+_OF_INDUCTOR = tuple(name for name, knob in KNOBS.items() if knob.inductor)
+_OF_AUTOTUNING = ("max_autotune_gemm_backends",)
+_ON_WITH_AUTOTUNING = ("coordinate_descent_tuning",)
+
+
+def records_cuda_graphs(config: Mapping[str, KnobValue]) -> bool:
+    """Whether what is compiled is replayed as CUDA graphs, on a GPU."""
+    if config.get("scope", "none") == "none":
+        return False
+    backend = config.get("backend", "inductor")
+    return backend == "cudagraphs" or (backend == "inductor" and config.get("mode") in CUDA_GRAPH_MODES)
 
 
 def is_pattern(scope: KnobValue) -> bool:
@@ -66,7 +105,14 @@ def problem(name: str, value: object) -> str | None:
 
 
 def coerce(name: str, value: object) -> object:
-    """YAML reads true and false as booleans; for `dynamic` they are the strings of these names."""
+    """YAML reads true and false as booleans; for `dynamic` they are the strings of these names. 1 may mean 1.0."""
     if name == "dynamic" and isinstance(value, bool):
         return "true" if value else "false"
+    if (
+        name in KNOBS
+        and isinstance(KNOBS[name].default, float)
+        and isinstance(value, int)
+        and not isinstance(value, bool)
+    ):
+        return float(value)
     return value

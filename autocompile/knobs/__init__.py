@@ -10,6 +10,8 @@ from autocompile.knobs import checkpointing as checkpointing
 from autocompile.knobs import gradients as gradients
 from autocompile.knobs import vision as vision
 from autocompile.knobs import compilation as compilation
+from autocompile.knobs import inductor as inductor
+from autocompile.knobs import scope as scope
 
 # isort: on
 from autocompile.knobs.setup import REGISTRY, NotApplicable, Setup, apply_config, default_regions

@@ -1,22 +1,19 @@
-"""What is compiled and how: mode, fullgraph, dynamic, the recompile limit, and last the scope, which compiles.
-
-Dynamo is imported where it is used: its import fails in obscure ways where inductor's cache folder is broken, which
-the preflight is there to name.
-"""
+"""How something is compiled: what torch.compile is told whatever its backend."""
 
 from __future__ import annotations
 
-import itertools
-import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import nn
+from dataclasses import replace
 
 from autocompile.knob_table import CUDA_GRAPH_MODES
-from autocompile.knobs.setup import CompiledGroup, Setup, knob, modules_of
+from autocompile.knobs.setup import Setup, knob
+
+
+@knob("backend")
+def backend(setup: Setup, name: str) -> Setup:
+    """inductor generates kernels; aot_eager traces and partitions only; cudagraphs replays what aot_eager makes."""
+    if name == "inductor":
+        return setup.did("backend", name)
+    return setup.did("backend", name, options={**setup.options, "backend": name})
 
 
 @knob("mode")
@@ -27,6 +24,8 @@ def mode(setup: Setup, name: str) -> Setup:
     """
     from torch._inductor import list_mode_options
 
+    if setup.options.get("backend", "inductor") != "inductor":
+        return setup.did("mode", "inductor's only")
     options = dict(list_mode_options(name))
     setup = setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
     if name not in CUDA_GRAPH_MODES:
@@ -57,129 +56,3 @@ def cache_size_limit(setup: Setup, limit: int) -> Setup:
     It is the whole process's, so it is set where something is compiled and not for an eager config.
     """
     return setup.did("cache_size_limit", str(limit), recompile_limit=limit)
-
-
-@knob("scope")
-def scope(setup: Setup, name: str) -> Setup:
-    """Compile the modules of this scope in place: keys, class and identity of every module stay."""
-    if name == "none":
-        return setup.did("scope", "nothing is compiled")
-    modules = modules_of(setup, name)
-    _set_recompile_limit(setup.recompile_limit)
-    groups = _compile_in_place(modules, name, setup.options, marks_lengths=setup.marks_lengths)
-    around = setup.checkpointing == "inside" and not _holds_layers(name)
-    return setup.did(
-        "scope",
-        f"{len(modules)} modules in {len(groups)} groups",
-        groups=groups,
-        checkpointing="outside" if around else setup.checkpointing,
-    )
-
-
-def _set_recompile_limit(limit: int) -> None:
-    from torch._dynamo import config
-
-    config.recompile_limit = limit
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, limit)
-
-
-def _holds_layers(name: str) -> bool:
-    return name in ("model", "layer")
-
-
-_CALLS_LOOKED_AT = 256
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """Of at least two dimensions, also those in pairs such as rotary embeddings."""
-    for value in (*args, *kwargs.values()):
-        for one in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(one, torch.Tensor) and one.dim() >= 2:
-                yield one
-
-
-def _sequence_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """The second dimension of a call's first tensor that has one."""
-    return {tensor.shape[1] for tensor in itertools.islice(_tensors(args, kwargs), 1)}
-
-
-def _length_at(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Of (batch, sequence, width), of whole numbers (batch, sequence), and of masks (batch, 1, sequence, sequence)."""
-    if tensor.dim() == 3 or (tensor.dim() == 2 and not tensor.is_floating_point()):  # else rows of features
-        return (1,)
-    is_mask = tensor.dim() == 4 and tensor.shape[1] == 1 and tensor.shape[2] == tensor.shape[3]
-    return (2, 3) if is_mask else ()
-
-
-def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Wherever the first tensor's sequence length is found again."""
-    from torch._dynamo import mark_dynamic
-
-    lengths = _sequence_lengths(args, kwargs)
-    for tensor in _tensors(args, kwargs):
-        for dimension in _length_at(tensor):
-            if tensor.shape[dimension] in lengths:
-                mark_dynamic(tensor, dimension)
-
-
-@dataclass
-class _CompiledCall:
-    """Stands in for ``module._call_impl``; counts the calls that come from outside a graph."""
-
-    module: nn.Module
-    compiled: Callable[..., Any]
-    group: CompiledGroup
-    marks_lengths: bool
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self.group.calls += 1
-        if self.marks_lengths:
-            _mark_lengths(args, kwargs)
-        if self.group.calls <= _CALLS_LOOKED_AT:
-            self.group.lengths |= _sequence_lengths(args, kwargs)
-        return self.compiled(self.module, *args, **kwargs)
-
-
-# Never the same name twice in a process: dynamo remembers by file, line and name which sizes turned out to vary.
-_NUMBERS = itertools.count()
-
-
-def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module._call_impl(*args, **kwargs)
-
-
-def _compile_in_place(
-    modules: dict[str, nn.Module], scope: str, options: Mapping[str, Any], *, marks_lengths: bool
-) -> tuple[CompiledGroup, ...]:
-    """One compiled frame per group of equal modules.
-
-    ``module.compile()`` does nothing for torch.nn's own classes, whose frames dynamo skips; a frame of ours around
-    ``_call_impl`` is traced. Dynamo keeps graphs and the recompile limit per code object, so each group gets a copy:
-    modules of different width must not use up one limit.
-    """
-    by_kind: dict[Hashable, dict[str, nn.Module]] = {}
-    for name, module in modules.items():
-        by_kind.setdefault(_kind(module), {})[name] = module
-    groups: list[CompiledGroup] = []
-    for members in by_kind.values():
-        frame = f"autocompile_region_{next(_NUMBERS)}"
-        code = _region.__code__.replace(co_name=frame, co_qualname=frame)
-        compiled = torch.compile(types.FunctionType(code, globals(), frame), **options)
-        kind = type(next(iter(members.values()))).__name__
-        alike = sum(group.name.split("#")[0] == f"{scope}:{kind}" for group in groups)
-        name = f"{scope}:{kind}#{alike + 1}" if alike else f"{scope}:{kind}"
-        group = CompiledGroup(name=name, frame=frame, modules=tuple(members))
-        for module in members.values():
-            module._compiled_call_impl = _CompiledCall(module, compiled, group, marks_lengths)
-        groups.append(group)
-    return tuple(groups)
-
-
-def _kind(module: nn.Module) -> Hashable:
-    """Equal for modules that one graph can serve: same classes and same parameters all the way down."""
-    classes = tuple((name, type(child)) for name, child in module.named_modules())
-    parameters = tuple(
-        (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-        for name, parameter in module.named_parameters()
-    )
-    return classes, parameters

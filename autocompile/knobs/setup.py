@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from autocompile.knob_table import KNOBS, KnobValue, is_pattern
+from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, KnobValue, is_pattern
 from autocompile.space import Config
 
 
@@ -30,7 +30,8 @@ class CompiledGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A model on its way to a config. ``regions`` maps a scope to an fnmatch pattern on dotted module names.
+    """A model on its way to a config. ``regions`` maps a scope to an fnmatch pattern on dotted module names, or to
+    several with "|" between them.
 
     ``applied`` says what was done to the model or the process, ``yours`` what only the training script can do;
     after `apply_config` every knob is in one of the two.
@@ -78,6 +79,8 @@ def apply_config(setup: Setup, config: Config) -> Setup:
 def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
     if config["scope"] != "none" and not modules_of(setup, config["scope"]):
         yield f"scope {config['scope']}: no module of this model matches"
+    if config["scope"] == "nested" and not modules_of(setup, "layer"):
+        yield "scope nested: this model has no repeated layers to compile once"
     if config["gradient_checkpointing"] and not modules_of(setup, "layer"):
         yield "gradient_checkpointing: this model has no repeated layers to checkpoint"
     if config["channels_last"] and not has_convolutions(setup.model):
@@ -102,7 +105,7 @@ def input_embedding(model: nn.Module) -> nn.Module | None:
 
 def modules_of(setup: Setup, scope: KnobValue) -> dict[str, nn.Module]:
     """Dotted names and modules of a scope or pattern; of nested matches only the outermost. Empty if none matches."""
-    if scope == "model":
+    if scope in WHOLE_MODEL_SCOPES:
         return {"": setup.model}
     pattern = str(scope) if is_pattern(scope) else setup.regions.get(str(scope))
     if pattern is None:
@@ -110,20 +113,22 @@ def modules_of(setup: Setup, scope: KnobValue) -> dict[str, nn.Module]:
     found: dict[str, nn.Module] = {}
     for name, module in setup.model.named_modules():
         nested = any(name.startswith(f"{outer}.") for outer in found)
-        if name and not nested and fnmatchcase(name, pattern):
+        if name and not nested and any(fnmatchcase(name, one) for one in pattern.split("|")):
             found[name] = module
     return found
 
 
 ATTENTION_NAMES = ("self_attn", "attn", "attention", "self_attention")
+QKV_NAMES = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query", "key", "value", "query_key_value", "c_attn")
 MLP_NAMES = ("mlp", "ffn", "feed_forward")
 
 
 def default_regions(model: nn.Module) -> dict[str, str]:
-    """Patterns for layer, attention and mlp, from the model's structure; a scope it has no part for is left out.
+    """Patterns for layers and their parts, from the model's structure; a scope it has no part for is left out.
 
     The layers are the children of the ModuleList (or Sequential) of at least two modules of one class that holds
-    the most parameters; attention and mlp are children of a layer, found by their usual names.
+    the most parameters; attention, its projections and mlp are found in a layer by their usual names, adapters by
+    their own.
     """
     best: tuple[int, str, nn.Module] | None = None
     for name, module in model.named_modules():
@@ -136,9 +141,19 @@ def default_regions(model: nn.Module) -> dict[str, str]:
         return {}
     _, name, block = best
     layer = f"{name}.*" if name else "*"
-    regions = {"layer": layer}
+    return {"layer": layer, **_parts_of_a_layer(layer, block)}
+
+
+def _parts_of_a_layer(layer: str, block: nn.Module) -> dict[str, str]:
+    parts = {}
     for scope, names in (("attention", ATTENTION_NAMES), ("mlp", MLP_NAMES)):
         child = next((child for child in names if hasattr(block, child)), None)
         if child is not None:
-            regions[scope] = f"{layer}.{child}"
-    return regions
+            parts[scope] = f"{layer}.{child}"
+    inside = [name for name, _ in block.named_modules()]
+    projections = [name for name in inside if name.rpartition(".")[2] in QKV_NAMES]
+    adapters = [name for name, module in block.named_modules() if hasattr(module, "lora_A")]
+    for scope, found in (("qkv", projections), ("lora", adapters)):
+        if found:
+            parts[scope] = "|".join(f"{layer}.{name}" for name in found)
+    return parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autocompile.knob_table import CUDA_GRAPH_MODES
+from autocompile.knob_table import KNOBS, records_cuda_graphs
 from autocompile.records import Deviation, Failure, Measurement, Numerics, State, Telemetry, TrialRecord
 from autocompile.report.advice import Advice, advice
 from autocompile.report.advice.guards import kind_of, readable, source_of
@@ -85,8 +85,14 @@ def _numerics_of(record: TrialRecord) -> Numerics | None:
     return record.outcome.telemetry.numerics if record.outcome else None
 
 
+def _asked(record: TrialRecord) -> str:
+    always = ("scope", "micro_batch")
+    told = [name for name, value in record.config.items() if name in always or value != KNOBS[name].default]
+    return f"{' '.join(f'{name}={word(record.config[name])}' for name in told)}, every other knob at its default"
+
+
 def _observed(record: TrialRecord) -> Iterator[tuple[str, str]]:
-    yield "asked", " ".join(f"{name}={word(value)}" for name, value in record.config.items())
+    yield "asked", _asked(record)
     yield "outcome", _failure(record.failure) if record.failure else outcome(record)
     if record.outcome is not None and record.outcome.telemetry != Telemetry():
         yield from _did(record, record.outcome.telemetry)
@@ -124,7 +130,7 @@ def _compiled(record: TrialRecord, telemetry: Telemetry) -> Iterator[tuple[str, 
         yield "region", f"{region.name}: {region.modules} modules, {region.graphs} graphs{calls}"
     for note in notes(telemetry) or ["no break, no recompile"]:
         yield "compiler", note
-    if record.config["mode"] in CUDA_GRAPH_MODES and not telemetry.cudagraph_skips:
+    if records_cuda_graphs(record.config) and not telemetry.cudagraph_skips:
         yield "CUDA graphs", "none was skipped"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
-from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS, KnobValue
+from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, KnobValue, idle, is_pattern, records_cuda_graphs
 from autocompile.space import Config, configs, default_config
 from autocompile.spec import Facts, StudySpec, WorkloadSpec, traits
 from autocompile.values import remembered
@@ -15,21 +15,17 @@ from autocompile.values import remembered
 Key: TypeAlias = tuple[KnobValue, ...]
 
 _VALUES = itemgetter(*KNOBS)
+_DEFAULTS = {name: knob.default for name, knob in KNOBS.items()}
 
 
 def canonical(config: Config) -> dict[str, KnobValue]:
-    """Every knob in the table's order; those that mean nothing because nothing is compiled are at their defaults."""
-    compiled = not is_eager(config)
-    return {
-        name: config.get(name, knob.default) if compiled or not knob.compiles else knob.default
-        for name, knob in KNOBS.items()
-    }
+    """Every knob in the table's order; those that mean nothing beside the others are at their defaults."""
+    return {**_DEFAULTS, **config, **{name: _DEFAULTS[name] for name in idle(config)}}
 
 
 def key(config: Config) -> Key:
     """Equal for two configs exactly if they train the same way."""
-    whole = len(config) == len(KNOBS) and not is_eager(config)
-    return tuple(_VALUES(config if whole else canonical(config)))
+    return tuple(_VALUES(canonical(config)))
 
 
 def is_eager(config: Config) -> bool:
@@ -47,9 +43,9 @@ def micro_batch(config: Config) -> int:
 
 def known_to_fail(config: Config) -> str | None:
     """The pair of settings in this config that is known to fail, in words; None if there is none."""
-    if _records_graphs(config) and config["gradient_checkpointing"]:
+    if records_cuda_graphs(config) and config["gradient_checkpointing"]:
         return "CUDA graphs with gradient checkpointing"  # pytorch#154306: replay finds freed inputs
-    if config["sdpa"] == "flash" and config["scope"] == "model":
+    if config["sdpa"] == "flash" and config["scope"] in WHOLE_MODEL_SCOPES:
         return "forced flash attention in a whole-model trace"  # it materialises the causal mask, flash takes none
     return None
 
@@ -128,14 +124,9 @@ def _has_regions(facts: Facts, config: Config) -> bool:
     """A model without such a part cannot be compiled at this scope, one without layers cannot checkpoint them."""
     if facts.regions is None:
         return True
-    needed = {config["scope"]} & {"layer", "attention", "mlp"} | (
-        {"layer"} if config["gradient_checkpointing"] else set()
-    )
-    return needed <= facts.regions.keys()
-
-
-def _records_graphs(config: Config) -> bool:
-    return config["mode"] in CUDA_GRAPH_MODES and not is_eager(config)
+    of_layers = config["gradient_checkpointing"] or config["scope"] == "nested"
+    needed = {config["scope"]} - {"none", *WHOLE_MODEL_SCOPES} | ({"layer"} if of_layers else set())
+    return all(is_pattern(scope) or scope in facts.regions for scope in needed)
 
 
 def _divides(workload: WorkloadSpec, config: Config) -> bool:

@@ -19,7 +19,9 @@ from autocompile.values import remembered
 # Measured on one H200 with a 7B model: 13 s per layer; whole model 32 s at 4 layers and 124 s at 32; attention or
 # MLP alone somewhat less than a layer; autotuned kernels 130 s; dynamic=True 77 s.
 _MODEL_SHARE_PER_LAYER = 0.25
+_NESTED_SHARE_PER_LAYER = 0.1  # of the trace alone
 _PART_OF_A_LAYER = 0.7
+_WITHOUT_INDUCTOR = 0.3
 _AUTOTUNE = 10.0
 _DYNAMIC = 6.0
 _LAYER_COMPILE_SECONDS = {"cuda": 20.0, "cpu": 15.0}  # before any compile was seen
@@ -28,7 +30,7 @@ _WARM_SHARE = 1 / 3  # of a cold compile; 2 of 14 s were seen on the H200, more 
 _LONGER_WINDOW_SECONDS = 2.0  # of a confirmation, which seldom needs its whole window
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
-_Compiler: TypeAlias = tuple[str, str, str]  # scope, mode, dynamic: what compile time depends on
+_Compiler: TypeAlias = tuple[str, str, str, str]  # scope, backend, mode, dynamic: what compile time depends on
 _Step: TypeAlias = tuple[int, bool, str]  # micro-batch, checkpointing, sdpa: what else a slice's time depends on
 
 
@@ -77,7 +79,8 @@ def by_compiler(spec: StudySpec, facts: Facts) -> list[list[Config]]:
 def compile_weight(config: Config) -> float:
     """How much longer these settings compile one scope than the default ones."""
     mode = _AUTOTUNE if config["mode"] in AUTOTUNE_MODES else 1.0
-    return mode * (_DYNAMIC if config["dynamic"] == "true" else 1.0)
+    backend = 1.0 if config["backend"] == "inductor" else _WITHOUT_INDUCTOR
+    return mode * backend * (_DYNAMIC if config["dynamic"] == "true" else 1.0)
 
 
 def compile_seconds(known: Costs, config: Config) -> float:
@@ -184,7 +187,7 @@ def _longest(slices: Sequence[_Slice]) -> dict[Key, float]:
 
 
 def _compiler(config: Config) -> _Compiler:
-    return str(config["scope"]), str(config["mode"]), str(config["dynamic"])
+    return str(config["scope"]), str(config["backend"]), str(config["mode"]), str(config["dynamic"])
 
 
 def _step(config: Config) -> _Step:
@@ -210,13 +213,14 @@ def _cold_seconds(facts: Facts, observed: dict[_Compiler, float], wanted: _Compi
 
 
 def _weight(facts: Facts, compiler: _Compiler) -> float:
-    scope, mode, dynamic = compiler
+    scope, backend, mode, dynamic = compiler
     scopes = {
         "model": 1 + _MODEL_SHARE_PER_LAYER * facts.layers,
+        "nested": 1 + _NESTED_SHARE_PER_LAYER * facts.layers,
         "attention": _PART_OF_A_LAYER,
         "mlp": _PART_OF_A_LAYER,
     }
-    return scopes.get(scope, 1.0) * compile_weight({"mode": mode, "dynamic": dynamic})
+    return scopes.get(scope, 1.0) * compile_weight({"backend": backend, "mode": mode, "dynamic": dynamic})
 
 
 def _uncompiled_seconds(spec: StudySpec, facts: Facts, measured: Sequence[TrialRecord], wanted: _Step) -> float:

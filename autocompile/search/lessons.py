@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autocompile.failure_texts import CUDAGRAPH_LIVENESS, GPU_TOO_OLD
-from autocompile.knob_table import CUDA_GRAPH_MODES, KNOBS
+from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, records_cuda_graphs
 from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import is_eager, known_to_fail, micro_batch
 from autocompile.search.cost import compile_weight
@@ -86,7 +86,7 @@ def _attention_group(config: Config) -> _Group:
     """A whole-model trace gives attention another mask. With no backend forced it is the compiler that cannot."""
     if config["sdpa"] == "auto":
         return "auto", config["scope"]
-    return config["sdpa"], config["scope"] == "model"
+    return config["sdpa"], config["scope"] in WHOLE_MODEL_SCOPES
 
 
 def _compiled_group(config: Config) -> _Group | None:
@@ -98,7 +98,7 @@ def _any_compiled(config: Config) -> _Group | None:
 
 
 def _graphs_group(config: Config) -> _Group | None:
-    return (config["scope"],) if config["mode"] in CUDA_GRAPH_MODES and not is_eager(config) else None
+    return (config["scope"],) if records_cuda_graphs(config) else None
 
 
 def _guard_group(config: Config) -> _Group | None:

@@ -116,7 +116,6 @@ def _targets(workload: WorkloadSpec, indices: tuple[int, ...]) -> list[torch.dev
 
 
 def _model(workload: WorkloadSpec) -> Found:
-    from autocompile.knobs import default_regions
     from autocompile.workloads.methods import require
     from autocompile.workloads.models import describe, resolved_method
 
@@ -129,9 +128,18 @@ def _model(workload: WorkloadSpec) -> Found:
         model_type=description.model_type,
         task=description.task,
         method=method,
-        regions=default_regions(description.model),
+        regions=_regions(description.model, method),
         frozen_knobs={**_without_attention(description.model, workload.model), **_without_parts(description.model)},
     )
+
+
+def _regions(model: nn.Module, method: Method) -> dict[str, str]:
+    """Of the model that is built, whose adapters this one lacks."""
+    from autocompile.knobs import default_regions
+    from autocompile.workloads.methods import block_linears
+
+    adapters = {} if method is Method.FULL else {"lora": "|".join(block_linears(model))}
+    return {**default_regions(model), **adapters}
 
 
 def _without_attention(model: nn.Module, name: str | None) -> dict[str, str]:

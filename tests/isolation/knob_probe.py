@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch._dynamo
+import torch._dynamo.utils
+import torch._functorch.config
+import torch._inductor.compile_fx
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autocompile.knob_table import KnobValue
+from autocompile.knob_table import KNOBS, KnobValue
 from autocompile.knobs import Setup, apply_config, default_regions
 from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
 from autocompile.space import defaults
@@ -66,6 +68,24 @@ def toy(n_sizes: int = 1, breaks: bool = False) -> tuple[nn.Module, list[Callabl
     return Toy(breaks), [lambda model, size=size: model(torch.ones(size, 4)) for size in range(2, 2 + n_sizes)] * 2
 
 
+def adapted_llama() -> tuple[nn.Module, list[Callable[[nn.Module], torch.Tensor]]]:
+    from peft import LoraConfig, get_peft_model
+
+    model, losses = llama()
+    return get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "down_proj"])).train(), losses
+
+
+def noisy() -> tuple[nn.Module, list[Callable[[nn.Module], torch.Tensor]]]:
+    def loss(model: nn.Module) -> torch.Tensor:
+        torch.manual_seed(0)
+        return model(torch.ones(64, 4))
+
+    model = Toy()
+    for block in model.blocks:
+        block.linear = nn.Sequential(block.linear, nn.Dropout(0.5))
+    return model, [loss] * 2
+
+
 def case(build: Callable[[], Any], **knobs: KnobValue) -> tuple[Callable[[], Any], dict[str, KnobValue]]:
     return build, knobs
 
@@ -82,6 +102,25 @@ CASES = {
     "attention math": case(llama, scope="attention", sdpa="math"),
     "attention checkpointed": case(llama, scope="attention", gradient_checkpointing=True),
     "mlp": case(llama, scope="mlp"),
+    "nested": case(lambda: llama(layers=4), scope="nested"),
+    "nested checkpointed": case(llama, scope="nested", gradient_checkpointing=True),
+    "qkv": case(llama, scope="qkv"),
+    "lora": case(adapted_llama, scope="lora"),
+    "aot_eager": case(llama, scope="mlp", backend="aot_eager", mode="reduce-overhead"),
+    "layer, a quarter kept": case(llama, scope="layer", activation_memory_budget=0.25),
+    "tuned": case(
+        llama,
+        scope="mlp",
+        mode="max-autotune-no-cudagraphs",
+        coordinate_descent_tuning=True,
+        epilogue_fusion=False,
+        shape_padding=False,
+        combo_kernels=True,
+        max_autotune_gemm_backends="ATEN",
+    ),
+    "noisy eager": case(noisy),
+    "noisy": case(noisy, scope="layer"),
+    "noisy fallback_random": case(noisy, scope="layer", fallback_random=True),
     "pattern": case(llama, scope="*.q_proj"),
     "pattern reduce-overhead": case(llama, scope="*.q_proj", mode="reduce-overhead"),
     "auto, five sizes": case(lambda: toy(5), scope="layer"),
@@ -94,8 +133,24 @@ CASES = {
 }
 
 
+INDUCTOR: list[dict[str, Any]] = []  # what its settings were while it compiled
+compile_fx = torch._inductor.compile_fx.compile_fx
+
+
+def watched(*args: Any, **kwargs: Any) -> Any:
+    names = (name for name, knob in KNOBS.items() if knob.inductor and name != "mode")
+    INDUCTOR.append({name: getattr(torch._inductor.config, name) for name in names})
+    return compile_fx(*args, **kwargs)
+
+
+torch._inductor.compile_fx.compile_fx = watched
+
+
 def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, Any]:
     torch._dynamo.reset()
+    torch._functorch.config.activation_memory_budget = 1.0
+    INDUCTOR.clear()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model, losses = build()
     with CompileObserver() as observer:
@@ -112,6 +167,7 @@ def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, 
             error = type(caught).__name__
         telemetry, limit_hits = observer.telemetry(setup), observer.limit_hits()
         cost = observer.compile_cost()
+        traced = torch._dynamo.utils.counters["stats"]["calls_captured"]
         with torch.profiler.profile() as profile:
             if error is None:
                 losses[0](model).backward()
@@ -124,6 +180,8 @@ def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, 
         "telemetry": telemetry.model_dump(mode="json"),
         "limit_hits": limit_hits,
         "cache": cost.cache,
+        "traced_calls": traced,
+        "inductor": INDUCTOR[-1] if INDUCTOR else None,
         "kernels": list(sdpa_kernels(names)),
         "attention_forwards": sum(
             "_scaled_dot_product" in n and "fused" not in n and "backward" not in n for n in names

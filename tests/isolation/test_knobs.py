@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from autocompile.knob_table import KNOBS
+
 pytestmark = pytest.mark.timeout(600)  # the first test waits for all cases to compile
 
 PROBE = Path(__file__).parent / "knob_probe.py"
@@ -94,6 +96,10 @@ def test_output_code_hashes_are_the_same_in_another_folder(
         pytest.param("layer", [("layer:LlamaDecoderLayer", 2, 1)], id="layers share one graph"),
         pytest.param("attention", [("attention:LlamaAttention", 2, 1)], id="attention"),
         pytest.param("mlp", [("mlp:LlamaMLP", 2, 1)], id="mlp"),
+        pytest.param("nested", [("nested:LlamaForCausalLM", 1, 1)], id="nested"),
+        pytest.param("nested checkpointed", [("nested:LlamaForCausalLM", 1, 1)], id="nested, each layer checkpointed"),
+        pytest.param("qkv", [("qkv:Linear", 6, 1)], id="the projections of attention"),
+        pytest.param("lora", [("lora:Linear", 2, 2), ("lora:Linear#2", 2, 1)], id="adapters, two graphs of the first"),
         pytest.param("pattern", [("*.q_proj:Linear", 2, 1)], id="a pattern, on a torch.nn class"),
     ],
 )
@@ -110,6 +116,45 @@ def test_compile_in_place_keeps_keys_classes_and_losses(seen: dict[str, dict[str
         assert seen[case]["keys"] == plain["keys"]
         assert seen[case]["classes"] == plain["classes"]
         assert seen[case]["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+
+
+def test_equal_layers_of_a_nested_trace_are_one_piece_of_code(seen: dict[str, dict[str, Any]]) -> None:
+    """Four layers, and hardly more calls in the graph than a whole model of one layer has."""
+    assert seen["nested"]["traced_calls"] < 1.3 * seen["model"]["traced_calls"]
+    assert not seen["nested"]["telemetry"]["graph_breaks"]
+    assert seen["nested checkpointed"]["loss"] == pytest.approx(seen["eager"]["loss"], rel=1e-5)
+    assert seen["nested checkpointed"]["keys"] == seen["eager"]["keys"]
+
+
+def test_a_backend_without_kernels_generates_none_and_has_no_mode(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["aot_eager"]["telemetry"]["compile_applied"] == "all"
+    assert not hashes(seen["aot_eager"]) and not seen["aot_eager"]["telemetry"]["cudagraph_skips"]
+    assert seen["aot_eager"]["loss"] == pytest.approx(seen["eager"]["loss"], rel=1e-5)
+
+
+def test_inductor_compiles_with_the_settings_asked_for(seen: dict[str, dict[str, Any]]) -> None:
+    asked = {
+        "coordinate_descent_tuning": True,
+        "epilogue_fusion": False,
+        "shape_padding": False,
+        "combo_kernels": True,
+        "max_autotune_gemm_backends": "ATEN",
+        "fallback_random": False,
+    }
+    assert seen["tuned"]["inductor"] == asked
+    defaults = {name: KNOBS[name].default for name in asked}
+    assert seen["mlp"]["inductor"] == defaults  # torch's own are the table's, and nothing leaks from another config
+
+
+def test_a_smaller_budget_of_activations_makes_other_code(seen: dict[str, dict[str, Any]]) -> None:
+    assert hashes(seen["layer, a quarter kept"]) != hashes(seen["layer"])
+    assert seen["layer, a quarter kept"]["loss"] == pytest.approx(seen["layer"]["loss"], rel=1e-6)
+
+
+def test_random_numbers_fall_back_to_those_of_eager(seen: dict[str, dict[str, Any]]) -> None:
+    eager = seen["noisy eager"]["loss"]
+    assert seen["noisy fallback_random"]["loss"] == pytest.approx(eager, rel=1e-5)
+    assert seen["noisy"]["loss"] != pytest.approx(eager, rel=1e-5)
 
 
 def test_cuda_graphs_are_asked_for_and_skipped_on_a_cpu(seen: dict[str, dict[str, Any]]) -> None:

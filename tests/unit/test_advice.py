@@ -646,7 +646,7 @@ def test_one_trial_is_told_whole():
     )
     text = explain(study(trial), Places(), 1)
     for line in (
-        "  asked        scope=layer mode=reduce-overhead fullgraph=false",
+        "  asked        scope=layer mode=reduce-overhead micro_batch=8, every other knob at its default",
         "  compiled     all: 2 graphs; 13 s of compile with a cache that was cold",
         "  region       layer:Block: 32 modules, 2 graphs, 640 calls",
         "  compiler     recompile of layer:Block: tensor 'args[0]' size mismatch at index 1. expected 64, actual 96",

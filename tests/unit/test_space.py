@@ -115,7 +115,8 @@ WRONG_BLOCKS = [
     ),
     pytest.param(
         block("scope", choices="[none, layr]"),
-        "scope.choices.1: expected one of none, model, layer, attention, mlp or a pattern such as *.q_proj, "
+        "scope.choices.1: expected one of none, model, nested, layer, attention, qkv, mlp, lora or a "
+        "pattern such as *.q_proj, "
         'found "layr"',
         id="an illegal choice",
     ),
@@ -182,7 +183,8 @@ WRONG_BLOCKS = [
     ),
     pytest.param(
         conditional("{scope: [layr]}"),
-        "mode.when.scope.0: expected one of none, model, layer, attention, mlp or a pattern such as *.q_proj, "
+        "mode.when.scope.0: expected one of none, model, nested, layer, attention, qkv, mlp, lora or a "
+        "pattern such as *.q_proj, "
         'found "layr"',
         id="a condition with an illegal value",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from autocompile.knob_table import AUTOTUNE_MODES, KnobValue
+from autocompile.knob_table import AUTOTUNE_MODES, WHOLE_MODEL_SCOPES, KnobValue
 from autocompile.report.advice.seen import Case
 
 Settings: TypeAlias = dict[str, KnobValue]
@@ -45,7 +45,7 @@ def less_memory_on_a_cpu(case: Case) -> Settings:
 
 
 def whole_model_to_layers(case: Case) -> Settings:
-    return {"scope": "layer"} if case.config["scope"] == "model" else {}
+    return {"scope": "layer"} if case.config["scope"] in WHOLE_MODEL_SCOPES else {}
 
 
 def less_compile(case: Case) -> Settings:
