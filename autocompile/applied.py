@@ -111,11 +111,11 @@ def _script_settings(best: BestConfig) -> dict[str, str]:
         shapes = f"images of {asked.image_size or 'the usual'} pixels"
     if workload.spec.script:
         shapes = f"the batches of {workload.spec.script}"
-    optimizer = "the workload script's optimizer" if workload.spec.script else f"fused {workload.spec.optimizer}"
+    script = {"adamw": f"use the optimizer of {workload.spec.script}"} if workload.spec.script else {}
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
         "precision": f"train in {workload.precision}",
-        "optimizer": f"use {optimizer}",
+        **script,
         "sequence_length": f"the study measured {shapes}",
         "parallel": f"the study measured parallel={made_for.parallel}",
     }

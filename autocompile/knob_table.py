@@ -41,9 +41,12 @@ KNOBS: dict[str, Knob] = {
     "fullgraph": Knob(default=False, values=(False, True), compiles=True),
     "dynamic": Knob(default="auto", values=("auto", "marked", "true", "false"), compiles=True),
     "cache_size_limit": Knob(default=8, compiles=True),
-    "sdpa": Knob(default="auto", values=("auto", "flash", "efficient", "cudnn", "math"), memory=True),
+    "sdpa": Knob(default="auto", values=("auto", "flash", "efficient", "cudnn", "math", "eager", "flex"), memory=True),
+    "implicit_causal_mask": Knob(default=False, values=(False, True), memory=True),
+    "compiled_loss": Knob(default=False, values=(False, True), compiles=True, memory=True),
+    "adamw": Knob(default="fused", values=("fused", "foreach", "8bit", "paged_8bit"), memory=True),
     "micro_batch": Knob(default=4, memory=True),
-    "padding": Knob(default="longest", values=("fixed", "longest", "bucket:64", "bucket:128"), memory=True),
+    "padding": Knob(default="longest", values=("fixed", "longest", "bucket:64", "bucket:128", "packed"), memory=True),
     "gradient_checkpointing": Knob(default=False, values=(False, True), memory=True),
     "activation_memory_budget": Knob(default=1.0, values=(1.0, 0.75, 0.5, 0.25, 0.0), compiles=True, memory=True),
     "input_gradients": Knob(default=False, values=(False, True), compiles=True, memory=True),
@@ -64,6 +67,10 @@ def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
     """The knobs that mean nothing beside the others' values, and may as well be at their defaults."""
     if config.get("scope", "none") == "none":
         return _OF_COMPILE
+    return (*_of_compiler(config), *(("compiled_loss",) if config["scope"] in WHOLE_MODEL_SCOPES else ()))
+
+
+def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
     if config.get("backend", "inductor") != "inductor":
         return _OF_INDUCTOR
     if config.get("mode", "default") in AUTOTUNE_MODES:

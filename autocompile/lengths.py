@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,9 +89,20 @@ def epoch(lengths: Lengths, *, longest: int, seed: int, n: int) -> list[int]:
 
 def padded(longest: int, *, policy: str, limit: int) -> int:
     """How wide a batch is whose longest sequence has so many tokens; ``limit`` is the workload's sequence length."""
-    if policy == "fixed":
+    if policy in ("fixed", "packed"):
         return limit
     if policy == "longest":
         return longest
     size = int(policy.removeprefix("bucket:"))
     return min(limit, math.ceil(longest / size) * size)
+
+
+def packed(lengths: Sequence[int], *, limit: int) -> list[tuple[int, ...]]:
+    """The sequences in their order, as many in a row as fit into ``limit`` tokens."""
+    rows: list[tuple[int, ...]] = []
+    for length in lengths:
+        if rows and sum(rows[-1]) + length <= limit:
+            rows[-1] = (*rows[-1], length)
+        else:
+            rows.append((length,))
+    return rows

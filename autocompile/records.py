@@ -184,7 +184,7 @@ class Telemetry(Value):
     compile_applied: Literal["all", "some", "none"] | None = None
     sdpa_applied: Literal["region", "process", "no"] | None = None
     checkpointing: Literal["inside", "outside", "no"] | None = None  # of the compiled region
-    mask: Literal["none", "ones", "padding"] | None = None
+    mask: Literal["none", "ones", "padding", "packed"] | None = None
     regions: tuple[Region, ...] = ()
     graphs: int | None = None
     graph_breaks: tuple[GraphBreak, ...] = ()

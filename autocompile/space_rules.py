@@ -22,6 +22,7 @@ FACTS: dict[str, tuple[str, ...] | None] = {
     "parallel": ("none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"),
     "world_size": None,
     "shapes": ("fixed", "varying"),
+    "task": ("causal-lm", "masked-lm", "classification", "image-classification"),
     "gpu_capability": None,
 }
 _SPACE = ("format", "parameters")

@@ -276,6 +276,7 @@ def traits(spec: StudySpec, facts: Facts) -> Traits:
         "parallel": spec.workload.parallel,
         "world_size": spec.workload.gpus_per_trial,
         "shapes": "fixed" if spec.workload.lengths is None else "varying",
+        **({"task": str(facts.task)} if facts.task else {}),
         **({"gpu_capability": device.capability} if device.capability else {}),
     }
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autocompile.knobs.setup import Setup, knob, modules_of
+from autocompile.knobs.setup import Setup, implementation_setter, knob, modules_of
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -17,6 +18,30 @@ BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+
+
+IMPLEMENTATIONS = {"eager": "eager", "flex": "flex_attention"}  # transformers' names of those that are no such kernel
+_IMPLICIT = "autocompile_implicit_causal"
+
+
+@knob("implicit_causal_mask")
+def implicit_causal_mask(setup: Setup, on: bool) -> Setup:
+    """Tell the kernel that attention is causal instead of giving it a mask, which keeps flash attention possible.
+
+    transformers does so by itself where it can look at the mask's values, which a trace of the whole model cannot.
+    Right for batches without padding or padded at their end, whose padding has no labels.
+    """
+    if not on:
+        return setup.did("implicit_causal_mask", "off")
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    AttentionInterface.register(_IMPLICIT, sdpa_attention_forward)
+    AttentionMaskInterface.register(_IMPLICIT, lambda *args, **kwargs: None)
+    implementation_setter(setup.model)(_IMPLICIT)
+    feed = "no padding before or between tokens: causal attention is told to the kernel without a mask"
+    setup = setup.did("implicit_causal_mask", "no mask is made")
+    return replace(setup, yours={**setup.yours, "mask": feed})
 
 
 @knob("sdpa")
@@ -32,6 +57,9 @@ def sdpa(setup: Setup, name: str) -> Setup:
     torch.compiler.config.cache_key_tag = f"sdpa={name}"
     if name == "auto":
         return setup.did("sdpa", "left to torch")
+    if name in IMPLEMENTATIONS:
+        implementation_setter(setup.model)(IMPLEMENTATIONS[name])
+        return setup.did("sdpa", f"{IMPLEMENTATIONS[name]} instead of it", sdpa_applied="region")
     attention = modules_of(setup, "attention")
     for module in attention.values():
         module.forward = _with_backend(module, BACKENDS[name])

@@ -16,6 +16,22 @@ def micro_batch(setup: Setup, size: int) -> Setup:
 @knob("padding")
 def padding(setup: Setup, policy: str) -> Setup:
     """How wide a batch of sequences of different lengths is; a script's collator decides that."""
-    how = {"fixed": "to one length", "longest": "to the longest of the batch"}
-    what = how.get(policy, f"to the next multiple of {policy.removeprefix('bucket:')} tokens")
-    return replace(setup, yours={**setup.yours, "padding": f"sequences of different lengths: pad {what}"})
+    how = {
+        "fixed": "pad to one length",
+        "longest": "pad to the longest of the batch",
+        "packed": "pack them into rows of one length, with position_ids and a 4-D mask that keeps them apart",
+    }
+    what = how.get(policy, f"pad to the next multiple of {policy.removeprefix('bucket:')} tokens")
+    return replace(setup, yours={**setup.yours, "padding": f"sequences of different lengths: {what}"})
+
+
+@knob("adamw")
+def adamw(setup: Setup, name: str) -> Setup:
+    """Which implementation of AdamW steps; it changes no graph."""
+    how = {
+        "fused": "torch.optim.AdamW(..., fused=True)",
+        "foreach": "torch.optim.AdamW(..., foreach=True)",
+        "8bit": "bitsandbytes.optim.AdamW8bit",
+        "paged_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+    }
+    return replace(setup, yours={**setup.yours, "adamw": f"use {how[name]}"})

@@ -17,7 +17,19 @@ import torch
 from torch import nn
 
 from autocompile.knob_table import WHOLE_MODEL_SCOPES
-from autocompile.knobs.setup import CompiledGroup, Setup, knob, modules_of
+from autocompile.knobs.setup import CompiledGroup, Setup, knob, loss_owner, modules_of
+
+
+@knob("compiled_loss")
+def compiled_loss(setup: Setup, on: bool) -> Setup:
+    """Fuse the loss, whose logits are the largest activations of a language model; a compiled model holds it anyway."""
+    if not on:
+        return setup.did("compiled_loss", "off")
+    owner = loss_owner(setup.model)
+    assert owner is not None  # or the config was refused
+    inner: Callable[..., Any] = owner.loss_function  # type: ignore[assignment]
+    owner.loss_function = torch.compile(inner, **setup.options)  # type: ignore[assignment]
+    return setup.did("compiled_loss", "of the model's head")
 
 
 @knob("scope")

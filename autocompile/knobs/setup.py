@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -85,8 +86,34 @@ def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
         yield "gradient_checkpointing: this model has no repeated layers to checkpoint"
     if config["channels_last"] and not has_convolutions(setup.model):
         yield "channels_last: this model has no two-dimensional convolution"
+    yield from _attention_obstacles(setup, config)
+    if config["compiled_loss"] and loss_owner(setup.model) is None:
+        yield "compiled_loss: this model has no loss function of its own"
     if config["input_gradients"] and input_embedding(setup.model) is None:
         yield "input_gradients: this model names no input embedding"
+
+
+def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:
+    implicit, other = config["implicit_causal_mask"], config["sdpa"] in ("eager", "flex")
+    if (implicit or other) and not hasattr(setup.model, "set_attn_implementation"):
+        yield f"{'implicit_causal_mask' if implicit else 'sdpa'}: only a transformers model can change its attention"
+    if implicit and (other or config["padding"] == "packed"):
+        yield f"implicit_causal_mask: {'sdpa=' + str(config['sdpa']) if other else 'padding=packed'} needs the mask"
+
+
+def implementation_setter(model: nn.Module) -> Callable[[str], None]:
+    found: Callable[[str], None] = model.set_attn_implementation  # type: ignore[assignment]
+    return found
+
+
+def loss_owner(model: nn.Module) -> nn.Module | None:
+    """The transformers model that calls the loss function it holds, inside an adapter's wrapper or not."""
+    return next((module for module in model.modules() if "loss_function" in _names_in_forward(module)), None)
+
+
+def _names_in_forward(module: nn.Module) -> tuple[str, ...]:
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return code.co_names if code is not None else ()
 
 
 def has_convolutions(model: nn.Module) -> bool:

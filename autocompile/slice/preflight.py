@@ -163,6 +163,7 @@ def _without_parts(model: nn.Module) -> dict[str, str]:
 def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
     from autocompile.workloads import scripts
     from autocompile.workloads.batches import first_batch
+    from autocompile.workloads.training import fused_adamw
 
     assert workload.script is not None
 
@@ -188,7 +189,8 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
     job = build_for(scripts.MICRO_BATCHES[1])
     large = scripts.counted(job, first_batch(job), workload.script)
     padding = {"padding": "the script pads its batches itself"} if workload.lengths else {}
-    frozen = {**found.frozen_knobs, **padding, **scripts.frozen_knobs(workload.script, small, large)}
+    own = {"adamw": "the script has an optimizer of its own"} if job.optimizer is not fused_adamw else {}
+    frozen = {**found.frozen_knobs, **padding, **own, **scripts.frozen_knobs(workload.script, small, large)}
     return replace(found, frozen_knobs=frozen)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
-from autocompile.lengths import padded
+from autocompile.lengths import packed, padded
 from autocompile.workloads.job import Context, Job, MaskKind, WorkloadError
 from autocompile.workloads.training import count_tokens, has_tokens
 
@@ -19,23 +19,37 @@ IGNORED_LABEL = -100  # what transformers' losses leave out
 
 MASKED_SHARE = 0.15  # of the tokens of a masked language model (Devlin et al. 2018, section 3.1)
 
+MASKED_OUT = -1e30  # finite in bf16, so that a row which sees nothing else than padding is no NaN
+
 Batch: TypeAlias = dict[str, Tensor]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The samples of one micro-batch: how many tokens each has, and how many columns the batch."""
+    """The samples of one micro-batch: how many tokens each has, and how many columns the batch.
+
+    ``documents`` are the lengths of the sequences that each row is packed with, where it is.
+    """
 
     lengths: tuple[int, ...]
     width: int
+    documents: tuple[tuple[int, ...], ...] | None = None
 
 
 def rows_of(ctx: Context, lengths: Sequence[int] | None) -> list[Rows]:
     """The micro-batches of one epoch in order, the last partial one included; a few equal ones without ``lengths``."""
     if lengths is None:
         return [Rows((ctx.sequence_length,) * ctx.micro_batch, ctx.sequence_length)] * DISTINCT_BATCHES
-    chunks = [tuple(lengths[start : start + ctx.micro_batch]) for start in range(0, len(lengths), ctx.micro_batch)]
+    if ctx.padding == "packed":
+        rows = packed(lengths, limit=ctx.sequence_length)
+        return [Rows(tuple(map(sum, one)), ctx.sequence_length, one) for one in _chunks(rows, ctx.micro_batch)]
+    chunks = _chunks(lengths, ctx.micro_batch)
     return [Rows(chunk, padded(max(chunk), policy=ctx.padding, limit=ctx.sequence_length)) for chunk in chunks]
+
+
+def _chunks(values: Sequence[T], size: int) -> list[tuple[T, ...]]:
+    return [tuple(values[start : start + size]) for start in range(0, len(values), size)]
 
 
 def cycled(
@@ -78,10 +92,43 @@ def random_tokens(rows: Rows, vocabulary: int, mask: MaskKind, generator: torch.
     }
 
 
+def packed_tokens(rows: Rows, vocabulary: int, generator: torch.Generator, *, causal: bool) -> Batch:
+    """Sequences side by side in rows of (samples, width), kept apart by ``position_ids`` and a 4-D additive mask.
+
+    No sequence begins with a token to predict, since what comes before it is another one; padding is token 0.
+    """
+    assert rows.documents is not None
+    shape = (len(rows.documents), rows.width)
+    document, position = torch.full(shape, -1), torch.zeros(shape, dtype=torch.long)
+    for row, lengths in enumerate(rows.documents):
+        ends = list(itertools.accumulate(lengths))
+        for number, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+            document[row, end - length : end] = number
+            position[row, end - length : end] = torch.arange(length)
+    kept = document >= 0
+    tokens = torch.randint(1, vocabulary, shape, generator=generator).masked_fill(~kept, 0)
+    seen = document[:, :, None] == document[:, None, :]
+    if causal:
+        seen &= torch.ones(rows.width, rows.width, dtype=torch.bool).tril()
+    predicted = kept & (position > 0) if causal else kept
+    return {
+        "input_ids": tokens,
+        "position_ids": position,
+        "attention_mask": torch.zeros(seen.shape).masked_fill(~seen, MASKED_OUT)[:, None],
+        "labels": tokens.masked_fill(~predicted, IGNORED_LABEL),
+    }
+
+
+def count_packed(batch: Batch) -> int:
+    """Tokens of the sequences in rows that `packed_tokens` made."""
+    return int((batch["input_ids"] != 0).sum())
+
+
 def with_masked_tokens(batch: Batch, mask_token: int, generator: torch.Generator) -> Batch:
     """The batch with some tokens hidden; only these have labels."""
     hidden = torch.rand(batch["input_ids"].shape, generator=generator) < MASKED_SHARE
     hidden[:, 0] = True  # of a short batch none might be, and a mean over nothing is no number
+    hidden &= batch["labels"] != IGNORED_LABEL
     return {
         **batch,
         "input_ids": batch["input_ids"].masked_fill(hidden, mask_token),
@@ -102,8 +149,10 @@ def first_batch(job: Job) -> Any:
     raise WorkloadError("batches() ended before its first batch; it should yield as many as are asked for")
 
 
-def mask_of(batch: Any) -> Literal["none", "ones", "padding"]:
+def mask_of(batch: Any) -> MaskKind:
     mask = batch.get("attention_mask") if has_tokens(batch) else None
     if mask is None:
         return "none"
+    if mask.dim() == 4:
+        return "packed"
     return "ones" if bool(mask.all()) else "padding"

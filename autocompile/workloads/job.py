@@ -23,13 +23,13 @@ from autocompile.workloads.precision import (
     trained_dtype,
     under_autocast,
 )
-from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, count_tokens, fused_adamw
+from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, adamw, count_tokens, fused_adamw
 
 __all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
 
 EPOCH_LENGTHS = 256  # at most: a window holds whole epochs, and all their batches lie on the device
 
-MaskKind: TypeAlias = Literal["none", "ones", "padding"]
+MaskKind: TypeAlias = Literal["none", "ones", "padding", "packed"]
 
 
 class WorkloadError(Exception):
@@ -76,7 +76,7 @@ class Context:
     """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them.
 
     ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``, and begin anew
-    with each ``iter(ctx.lengths)``; ``padding`` is the knob of that name.
+    with each ``iter(ctx.lengths)``; ``padding`` and ``adamw`` are the knobs of these names.
     """
 
     device: torch.device
@@ -90,6 +90,7 @@ class Context:
     world_size: int = 1
     options: Mapping[str, KnobValue] = field(default_factory=dict)
     padding: str = "longest"
+    adamw: str = "fused"
 
     @classmethod
     def of(
@@ -104,6 +105,7 @@ class Context:
             sequence_length=workload.sequence_length,
             lengths=None if lengths is None else Replayed(lengths),
             padding=str(config.get("padding", KNOBS["padding"].default)),
+            adamw=str(config.get("adamw", KNOBS["adamw"].default)),
             depth=depth,
             seed=seed,
             options=workload.options,
@@ -153,6 +155,8 @@ def prepare(ctx: Context, workload: WorkloadSpec) -> Job:
     set_tf32(allowed=False)
     precision = resolved_precision(workload, ctx.device.type)
     job = _built(ctx, workload)
+    if job.optimizer is fused_adamw:  # the workload leaves it to us
+        job = replace(job, optimizer=adamw(ctx.adamw, ctx.device))
     job = described_by_batch(job if workload.trainer else _in_precision(job, precision, ctx.device))
     return job if job.regions else replace(job, regions=default_regions(job.model))
 

@@ -11,11 +11,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
 from autocompile.spec import Method, Task, WorkloadSpec
-from autocompile.workloads.batches import cycled, rows_of
+from autocompile.workloads.batches import count_packed, cycled, rows_of
 from autocompile.workloads.job import Context, Job, WorkloadError, lengths_of
 from autocompile.workloads.methods import adapted, quantisation, quantised_construction
 from autocompile.workloads.precision import base_dtype, compute_dtype, resolved_precision
 from autocompile.workloads.tasks import TASKS, image_size, task_of
+from autocompile.workloads.training import count_tokens
 
 LORA_FROM_PARAMETERS = 1_000_000_000
 
@@ -73,6 +74,7 @@ def build(ctx: Context, workload: WorkloadSpec) -> Job:
         model=model.train(),
         loss=training.loss,
         epoch=len(rows),
+        tokens=count_tokens if rows[0].documents is None else count_packed,
         batches=cycled(ctx, rows, lambda each, generator: training.batch(config, workload, each, generator), dtype),
     )
 

@@ -16,8 +16,9 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from autocompile.knobs import NotApplicable
 from autocompile.spec import Task, WorkloadSpec
-from autocompile.workloads.batches import Batch, Rows, random_tokens, with_masked_tokens
+from autocompile.workloads.batches import Batch, Rows, packed_tokens, random_tokens, with_masked_tokens
 from autocompile.workloads.training import Loss
 
 _DEFAULT_IMAGE_SIZE = 224
@@ -52,16 +53,28 @@ class Training:
 
 def _causal(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
     """With lengths there is always a mask, as collators make it."""
+    if rows.documents is not None:
+        return packed_tokens(rows, _vocabulary(config), generator, causal=True)
+    return _plain(config, workload, rows, generator)
+
+
+def _plain(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
     mask = "ones" if workload.lengths and workload.mask == "none" else workload.mask
     return random_tokens(rows, _vocabulary(config), mask, generator)
 
 
 def _masked(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
-    return with_masked_tokens(_causal(config, workload, rows, generator), _vocabulary(config) - 1, generator)
+    if rows.documents is None:
+        batch = _plain(config, workload, rows, generator)
+    else:
+        batch = packed_tokens(rows, _vocabulary(config) - 1, generator, causal=False)
+    return with_masked_tokens(batch, _vocabulary(config) - 1, generator)
 
 
 def _labelled(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:
-    return {**_causal(config, workload, rows, generator), "labels": _labels(config, rows, generator)}
+    if rows.documents is not None:
+        raise NotApplicable("padding packed: a classifier has one label for a row, not one for each sequence in it")
+    return {**_plain(config, workload, rows, generator), "labels": _labels(config, rows, generator)}
 
 
 def _images(config: PreTrainedConfig, workload: WorkloadSpec, rows: Rows, generator: torch.Generator) -> Batch:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from autocompile.knobs.setup import NotApplicable
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 TrainStep: TypeAlias = Callable[[nn.Module, Sequence[Any], Optimizer], Tensor]
@@ -19,6 +22,43 @@ LEARNING_RATE = 1e-4
 def fused_adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
     """One kernel for all parameters; also on a CPU."""
     return torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=True)
+
+
+def foreach_adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """A few kernels for all parameters."""
+    return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=True)
+
+
+def adamw_8bit(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Moments in 8 bits, block by block (bitsandbytes)."""
+    import bitsandbytes
+
+    optimizer: Optimizer = bitsandbytes.optim.AdamW8bit(parameters, lr=LEARNING_RATE)
+    return optimizer
+
+
+def paged_adamw_8bit(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """The same in memory that moves to the host when the GPU's is full."""
+    import bitsandbytes
+
+    optimizer: Optimizer = bitsandbytes.optim.PagedAdamW8bit(parameters, lr=LEARNING_RATE)
+    return optimizer
+
+
+ADAMW: Mapping[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
+    "fused": fused_adamw,
+    "foreach": foreach_adamw,
+    "8bit": adamw_8bit,
+    "paged_8bit": paged_adamw_8bit,
+}
+
+
+def adamw(name: str, device: torch.device) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """The implementation of this name. Raises NotApplicable where the device or a library is missing."""
+    if name.endswith("8bit") and (device.type != "cuda" or find_spec("bitsandbytes") is None):
+        missing = "a GPU" if device.type != "cuda" else "bitsandbytes: pip install 'torch-autocompile[qlora]'"
+        raise NotApplicable(f"adamw {name}: needs {missing}")
+    return ADAMW[name]
 
 
 @dataclass(frozen=True)
@@ -48,11 +88,11 @@ class AccumulatedStep:
 
 
 def count_tokens(batch: Any) -> int:
-    """Elements of ``input_ids`` that are not padding; of a batch without them, its samples."""
+    """Elements of ``input_ids`` that a (samples, width) mask keeps; of a batch without them, its samples."""
     if not has_tokens(batch):
         return count_samples(batch)
     mask = batch.get("attention_mask")
-    return int(batch["input_ids"].numel() if mask is None else mask.sum())
+    return int(batch["input_ids"].numel() if mask is None or mask.dim() != 2 else mask.sum())
 
 
 def has_tokens(batch: Any) -> bool:

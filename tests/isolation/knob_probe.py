@@ -98,6 +98,10 @@ CASES = {
     "layer": case(llama, scope="layer"),
     "model": case(lambda: llama(layers=1), scope="model"),
     "attention": case(llama, scope="attention"),
+    "model, implicit mask": case(lambda: llama(layers=1), scope="model", implicit_causal_mask=True),
+    "eager's own attention": case(llama, sdpa="eager"),
+    "flex": case(llama, sdpa="flex"),
+    "layer, compiled loss": case(llama, scope="layer", compiled_loss=True),
     "attention flash": case(llama, scope="attention", sdpa="flash"),
     "attention math": case(llama, scope="attention", sdpa="math"),
     "attention checkpointed": case(llama, scope="attention", gradient_checkpointing=True),
@@ -167,7 +171,7 @@ def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, 
             error = type(caught).__name__
         telemetry, limit_hits = observer.telemetry(setup), observer.limit_hits()
         cost = observer.compile_cost()
-        traced = torch._dynamo.utils.counters["stats"]["calls_captured"]
+        traced = torch._dynamo.utils.counters["stats"].copy()
         with torch.profiler.profile() as profile:
             if error is None:
                 losses[0](model).backward()
@@ -180,7 +184,9 @@ def observe(build: Callable[[], Any], knobs: dict[str, KnobValue]) -> dict[str, 
         "telemetry": telemetry.model_dump(mode="json"),
         "limit_hits": limit_hits,
         "cache": cost.cache,
-        "traced_calls": traced,
+        "traced_calls": traced["calls_captured"],
+        "traced_graphs": traced["unique_graphs"],
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "inductor": INDUCTOR[-1] if INDUCTOR else None,
         "kernels": list(sdpa_kernels(names)),
         "attention_forwards": sum(

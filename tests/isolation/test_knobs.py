@@ -202,6 +202,25 @@ def test_sdpa_decides_the_kernel_eager_and_compiled(seen: dict[str, dict[str, An
     assert seen["attention math"]["telemetry"]["sdpa_applied"] == "region"
 
 
+def test_other_attention_than_torch_s_kernels(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["eager's own attention"]["kernels"] == []
+    assert seen["eager's own attention"]["loss"] == pytest.approx(seen["eager"]["loss"], rel=1e-5)
+    assert seen["flex"]["attention"] == "flex_attention"
+    assert seen["flex"]["error"] == "NotImplementedError"  # a CPU has no backward of it
+
+
+def test_an_implicit_mask_makes_other_code_and_the_same_loss(seen: dict[str, dict[str, Any]]) -> None:
+    assert hashes(seen["model, implicit mask"]) != hashes(seen["model"])
+    assert seen["model, implicit mask"]["loss"] == pytest.approx(seen["model"]["loss"], rel=1e-5)
+
+
+def test_the_loss_is_compiled_beside_the_layers(seen: dict[str, dict[str, Any]]) -> None:
+    assert seen["layer, compiled loss"]["traced_graphs"] == seen["layer"]["traced_graphs"] + 1
+    assert seen["layer, compiled loss"]["loss"] == pytest.approx(seen["layer"]["loss"], rel=1e-5)
+    assert region_names(seen["layer, compiled loss"]) == [*region_names(seen["layer"]), ("ForCausalLMLoss", 0, 1)]
+    assert seen["layer, compiled loss"]["telemetry"]["graph_breaks"] == []
+
+
 def test_checkpointing_runs_each_layers_attention_twice(seen: dict[str, dict[str, Any]]) -> None:
     assert seen["eager checkpointed"]["attention_forwards"] == 2 * seen["eager"]["attention_forwards"]
     assert seen["attention checkpointed"]["attention_forwards"] == 2 * seen["attention"]["attention_forwards"]

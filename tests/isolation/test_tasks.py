@@ -37,6 +37,14 @@ def test_padding_decides_how_many_graphs_sequences_of_many_lengths_need(measure,
     assert found.telemetry.mask == "padding"
 
 
+def test_packed_sequences_are_measured_and_checked(measure) -> None:
+    workload = WorkloadSpec(model="tiny-llama", sequence_length=64, lengths="uniform:8-40")
+    found = measured(measure(workload, scope="layer", padding="packed"))
+    assert found.telemetry.mask == "packed"
+    assert found.telemetry.graphs == 1 and found.telemetry.recompiles_in_window == 0
+    assert found.telemetry.numerics is not None
+
+
 def test_the_stages_of_a_convolutional_network_differ_so_each_has_a_graph(measure) -> None:
     found = measured(
         measure(WorkloadSpec(model="tiny-resnet", image_size=32), scope="layer", channels_last=True, numerics=False)

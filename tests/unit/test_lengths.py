@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from statistics import median
 
@@ -9,10 +10,11 @@ import pytest
 import torch
 
 from autocompile.errors import UserError
-from autocompile.lengths import epoch, padded, parse_lengths
-from autocompile.spec import WorkloadSpec
-from autocompile.workloads.batches import rows_of
-from autocompile.workloads.job import Context, lengths_of
+from autocompile.knobs import NotApplicable
+from autocompile.lengths import epoch, packed, padded, parse_lengths
+from autocompile.spec import Task, WorkloadSpec
+from autocompile.workloads.batches import IGNORED_LABEL, rows_of
+from autocompile.workloads.job import Context, Job, lengths_of, prepare
 
 
 def test_a_file_is_replayed_in_its_order(tmp_path: Path) -> None:
@@ -64,3 +66,54 @@ def test_micro_batches_of_an_epoch_end_with_what_is_left(tmp_path: Path) -> None
     rows = rows_of(ctx, lengths_of(workload, seed=0))
     assert [(each.lengths, each.width) for each in rows] == [((5, 9), 9), ((3, 16), 16), ((4,), 4)]
     assert ctx.lengths is not None and [next(ctx.lengths) for _ in range(6)] == [5, 9, 3, 16, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [
+        pytest.param([5, 9, 3, 14, 2], [(5, 9), (3,), (14, 2)], id="in their order"),
+        pytest.param([16, 16], [(16,), (16,)], id="nothing fits beside a full one"),
+        pytest.param([8, 8, 1], [(8, 8), (1,)], id="to the last token"),
+    ],
+)
+def test_packing_fills_rows(lengths: list[int], rows: list[tuple[int, ...]]) -> None:
+    assert packed(lengths, limit=16) == rows
+
+
+def packed_job(model: str, task: Task | None = None) -> Job:
+    workload = WorkloadSpec(model=model, task=task, sequence_length=64, lengths="uniform:5-40", device="cpu")
+    config = {"micro_batch": 2, "padding": "packed"}
+    return prepare(Context.of(workload, config, device=torch.device("cpu"), seed=0, depth=2), workload)
+
+
+def test_packed_sequences_have_the_loss_that_each_has_alone() -> None:
+    job = packed_job("tiny-llama")
+    batch = next(job.batches())
+    assert job.mask == "packed" and len(batch["input_ids"]) == 2
+    model = job.model.eval()
+    losses, tokens, n = [], 0, 0
+    for ids, positions in zip(batch["input_ids"], batch["position_ids"], strict=True):
+        starts = [*(positions == 0).nonzero().flatten().tolist(), len(ids)]
+        for start, end in itertools.pairwise(starts):
+            document = ids[start:end][None]
+            if (document == 0).any():  # padding, whose positions are all 0
+                continue
+            losses.append(model(input_ids=document, labels=document, use_cache=False).loss * (end - start - 1))
+            tokens, n = tokens + end - start, n + end - start - 1
+    assert float(job.loss(model, batch).detach()) == pytest.approx(float((sum(losses) / n).detach()), rel=1e-5)
+    assert job.tokens(batch) == tokens
+
+
+def test_an_encoder_sees_packed_sequences_apart_and_predicts_no_padding() -> None:
+    job = packed_job("tiny-bert")
+    batch = next(job.batches())
+    model = job.model.eval()
+    first = int((batch["position_ids"][0] == 0).nonzero()[1])
+    alone = model(input_ids=batch["input_ids"][:1, :first]).logits
+    assert torch.allclose(model(**batch).logits[:1, :first], alone, atol=1e-5)
+    assert bool((batch["labels"][batch["input_ids"] == 0] == IGNORED_LABEL).all())
+
+
+def test_a_classifier_cannot_be_packed() -> None:
+    with pytest.raises(NotApplicable, match="padding packed: a classifier has one label for a row"):
+        packed_job("tiny-bert", Task.CLASSIFICATION)

@@ -10,7 +10,7 @@ from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS
 from autocompile.space import choose, configs, default_config, load_space, order, parse_space
 from autocompile.space_rules import FACTS
-from autocompile.spec import Method, traits
+from autocompile.spec import Method, Task, traits
 from tests.unit.search_cases import facts, spec
 
 SCOPE = "scope: {choices: [none, layer], default: none, why: tests}"
@@ -384,7 +384,8 @@ def test_choose_asks_for_what_hangs_on_a_condition_only_where_it_holds():
 
 
 def test_every_fact_of_a_study_may_be_named():
-    assert set(FACTS) == set(traits(spec(), facts()))
+    known = facts().model_copy(update={"task": Task.CAUSAL_LM})
+    assert set(FACTS) == set(traits(spec(), known))
     assert FACTS["method"] == tuple(str(method) for method in Method)
 
 

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _global_module_registration_hooks
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from autocompile.knobs.setup import Setup, modules_of
+from autocompile.knobs.setup import NotApplicable, Setup, modules_of
 from autocompile.slice.cycles import cycles
 from autocompile.spec import LoraSpec, Method, Precision, Task, WorkloadSpec
 from autocompile.workloads import models, scripts
 from autocompile.workloads.job import Context, Job, WorkloadError, prepare, trainable
-from autocompile.workloads.training import AccumulatedStep, count_tokens
+from autocompile.workloads.training import AccumulatedStep, adamw, count_tokens
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
@@ -320,6 +320,18 @@ def test_the_default_optimizer_is_fused_adamw_and_trains(llama: str) -> None:
     batch = next(job.batches())
     losses = [float(job.train_step(job.model, [batch], optimizer)) for _ in range(20)]
     assert losses[-1] < losses[0]
+
+
+def test_adamw_has_implementations_and_8_bits_need_a_gpu(llama: str) -> None:
+    cpu = torch.device("cpu")
+    parameters = [nn.Parameter(torch.ones(2))]
+    assert adamw("foreach", cpu)(parameters).defaults["foreach"]
+    for name in ("8bit", "paged_8bit"):
+        with pytest.raises(NotApplicable, match=f"adamw {name}: needs a GPU"):
+            adamw(name, cpu)
+    workload = WorkloadSpec(model=llama, method=Method.FULL, sequence_length=16)
+    ctx = Context.of(workload, {"micro_batch": 1, "adamw": "foreach"}, device=cpu, seed=0)
+    assert prepare(ctx, workload).optimizer(parameters).defaults["foreach"]
 
 
 def test_fp16_mixed_scales_its_gradients_and_refuses_a_step_that_would_not(llama: str) -> None:
