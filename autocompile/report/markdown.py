@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autocompile.knob_table import KnobValue
-from autocompile.records import Result, State, Telemetry, TrialRecord
+from autocompile.records import Measurement, Result, State, Telemetry, TrialRecord
 from autocompile.report.document import Places, scrub
 from autocompile.report.explain import notes
 from autocompile.report.sentence import interval, reference, sentence
-from autocompile.report.study import Row, Study, best_rows
+from autocompile.report.study import Row, Study, best_rows, measured
 from autocompile.report.words import duration, gib, outcome, rate, short, tokens, word, workload
 
 _N_BEST = 8
@@ -21,6 +21,7 @@ def markdown(study: Study, places: Places) -> str:
         [f"# {study.name}", f"**{_capital(sentence(study))}.**", *_sureness(study), *_brake(study), _what(study)],
         ["## Best configs", *_best(study)],
         *_lengths(study),
+        *_paddings(study),
         ["## How to use it", *_use(study)],
         ["## All trials", _table(_TRIAL_HEAD, map(_trial_cells, study.records)), *_derived(study)],
         ["## What the compiler did", *_compiler(study)],
@@ -101,6 +102,36 @@ def _lengths(study: Study) -> list[list[str]]:
     unit = best_rows(study.records, limit=1)[0].unit
     head = ("steps", unit, "quickest, compile included", "takes", "best eager takes")
     return [["## By length of the run", _table(head, rows)]]
+
+
+def _paddings(study: Study) -> list[list[str]]:
+    """The fastest run of each way to pad sequences of different lengths, and what it made the compiler do."""
+    fastest: dict[KnobValue, tuple[TrialRecord, Measurement]] = {}
+    for record, found in measured(study.records):
+        policy = record.config.get("padding")
+        if policy is not None and found.tokens_per_second > _speed(fastest.get(policy)):
+            fastest[policy] = record, found
+    if study.spec.workload.lengths is None or len(fastest) < 2:
+        return []
+    rows = [
+        (
+            policy,
+            f"`{short(record.config)}`",
+            rate(found.tokens_per_second),
+            *_compiler_cells(record, _told(record))[3:],
+        )
+        for policy, (record, found) in sorted(fastest.items(), key=lambda one: -_speed(one[1]))
+    ]
+    head = ("padding", "fastest config", "tokens/s without padding", *_COMPILER_HEAD[3:])
+    return [["## By padding", _table(head, rows)]]
+
+
+def _speed(run: tuple[TrialRecord, Measurement] | None) -> float:
+    return run[1].tokens_per_second if run else 0.0
+
+
+def _told(record: TrialRecord) -> Telemetry:
+    return record.outcome.telemetry if record.outcome is not None else Telemetry()
 
 
 def _use(study: Study) -> list[str]:

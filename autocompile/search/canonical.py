@@ -71,6 +71,11 @@ def compiled_scopes(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
     return _domain(spec, facts).scopes
 
 
+def paddings(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
+    """The ways of the space to pad sequences of different lengths."""
+    return _domain(spec, facts).paddings
+
+
 def starting_point(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
     """The space's defaults under what is pinned, with the nearest micro-batch that divides the global batch."""
     config = dict(default_config(spec.space, traits(spec, facts), settings(spec, facts)))
@@ -101,6 +106,7 @@ class _Domain:
     eager_keys: frozenset[Key]  # all of them without compile, which is what they are compared with
     micro_batches: tuple[int, ...]
     scopes: tuple[str, ...]  # without none
+    paddings: tuple[str, ...]
 
 
 @remembered(8)
@@ -117,6 +123,7 @@ def _domain(spec: StudySpec, facts: Facts) -> _Domain:
         eager_keys=frozenset(key(without_compile(config)) for config in found),
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
         scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),
+        paddings=tuple(dict.fromkeys(str(config["padding"]) for config in found)),
     )
 
 

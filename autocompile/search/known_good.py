@@ -15,6 +15,7 @@ from autocompile.search.canonical import (
     known_to_fail,
     ladder,
     micro_batch,
+    paddings,
     settings,
     starting_point,
     without_compile,
@@ -81,6 +82,18 @@ def climbs(history: History) -> list[Config]:
         starts = [max(started, key=lambda config: history.values.get(key(config), 0.0)), *starts]
     found = [step for start in starts if (step := _next_micro_batch(history, start)) is not None]
     return sorted(found, key=lambda config: (micro_batch(config), is_eager(config)))
+
+
+def padded(history: History) -> list[Config]:
+    """The better known-good config and eager training with every padding: which suits one need not suit the other."""
+    started = [config for config in first_compiled(history) if key(config) in history.values]
+    best = max(started, key=lambda config: history.values[key(config)], default=None)
+    found = [
+        {**config, "padding": policy}
+        for policy in paddings(history.spec, history.facts)
+        for config in ([best] if best else []) + [base(history)]
+    ]
+    return [config for config in found if in_space(history.spec, history.facts, config)]
 
 
 def _default_compiled(history: History) -> Config | None:

@@ -8,9 +8,9 @@ from typing import TypeAlias
 
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
 from autocompile.search.affordability import FEWEST_BLOCKS, Means, is_open, left_seconds
-from autocompile.search.canonical import candidates, in_space, key, known_to_fail
+from autocompile.search.canonical import candidates, in_space, is_eager, key, known_to_fail
 from autocompile.search.history import History, history_of
-from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile
+from autocompile.search.known_good import baselines, climbs, first_compiled, padded, plain_compile
 from autocompile.search.rounds import next_confirmation
 from autocompile.search.treatment import brake_reason, deserves_repeat, is_over
 from autocompile.search.verdict import verdict
@@ -118,7 +118,7 @@ def _baseline(means: Means) -> Step | None:
 
 
 def _known_good(means: Means) -> Step | None:
-    """Settings that usually win, then micro-batches: eager's own best must be known for an honest comparison."""
+    """Settings that usually win, then micro-batches and paddings, eager's too: its best must be known to be fair."""
     history = means.history
     if not _trials_left(history):
         return None
@@ -127,8 +127,10 @@ def _known_good(means: Means) -> Step | None:
             return Measure(config, Role.SEARCH, FULL_DEPTH)
     for config in climbs(history):
         if is_open(history, config) and means.fits_with_eager(config):
-            eager = config["scope"] == "none"
-            return Measure(config, Role.BASELINE if eager else Role.SEARCH, FULL_DEPTH)
+            return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
+    for config in padded(history):
+        if is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
+            return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
     return None
 
 

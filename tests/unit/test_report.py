@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -399,6 +400,17 @@ def test_markdown_has_a_table_of_the_best_config_by_length_of_the_run():
     assert "| 500 | 1M | `eager` | 2 min 2 s | 2 min 2 s |" in text
     assert "| 50,000 | 102.4M | `layer` | 2 h 2 min | - |" in text
     assert "## By length of the run" not in markdown(study(WIN.model_copy(update={"by_length": ()})), Places())
+
+
+def test_markdown_compares_ways_to_pad_sequences_of_many_lengths():
+    fixed, bucket = ({**LAYER, "padding": policy} for policy in ("fixed", "bucket:64"))
+    records = (*RECORDS, trial(8, fixed, rate_=900), trial(9, bucket, rate_=19000), trial(10, bucket, rate_=18000))
+    varying = SPEC.model_copy(update={"workload": SPEC.workload.model_copy(update={"lengths": "uniform:16-512"})})
+    text = markdown(replace(study(records=records), spec=varying), Places())
+    table = text.split("## By padding")[1].split("##")[0].strip().splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in table] == ["bucket:64", "longest", "fixed"]
+    assert "| 19.0k |" in table[0]
+    assert "## By padding" not in markdown(study(records=records), Places())
 
 
 def test_markdown_of_a_loss_does_not_advertise_compile():

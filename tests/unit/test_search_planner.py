@@ -16,6 +16,7 @@ from autocompile.search import (
     next_step,
 )
 from autocompile.search.canonical import known_to_fail
+from autocompile.space import load_space
 from autocompile.spec import FULL_DEPTH, Grid, Paired, Role
 from tests.unit.search_cases import (
     CPU,
@@ -247,6 +248,23 @@ def test_a_study_whose_eager_training_does_not_work_ends(records):
 )
 def test_what_is_known_to_be_good_comes_before_the_sampler(known, study, records, step):
     assert next_step(study, known, records, seconds_used=0) == step
+
+
+def test_with_sequences_of_many_lengths_each_padding_is_tried_compiled_and_eager():
+    study = spec(space=load_space("default"), workload={"lengths": "uniform:16-512"})
+    tried = []
+    records = list(KNOWN_GOOD)
+    while isinstance(step := next_step(study, facts(), records, seconds_used=0), Measure) and len(tried) < 9:
+        if step.config["padding"] == "longest":
+            break
+        tried.append((step.config["scope"], step.config["padding"], step.role))
+        records.append(measured(len(records), step.config, 9000, role=step.role))
+    assert tried == [
+        ("layer", "fixed", Role.SEARCH),
+        ("none", "fixed", Role.BASELINE),
+        ("layer", "bucket:64", Role.SEARCH),
+        ("none", "bucket:64", Role.BASELINE),
+    ]
 
 
 @pytest.mark.parametrize(("seconds_used", "step"), [(210, search(LAYER_8)), (220, baseline(EAGER_8))])
