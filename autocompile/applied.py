@@ -17,7 +17,8 @@ from autocompile.errors import ConfigMismatch
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
-from autocompile.spec import BestConfig, Method, Task, major_minor
+from autocompile.spec import BestConfig, Method, Task
+from autocompile.values import major_minor
 
 log = logging.getLogger("autocompile")
 

@@ -39,6 +39,12 @@ def catalogue() -> dict[str, Architecture]:
     return {name: Architecture.model_validate(entry) for name, entry in raw.items()}
 
 
+def tokenizer_of(model: str | None, asked: str | None) -> str | None:
+    """Hub id or directory of the tokenizer asked for, else of the model's own; None where it has none."""
+    entry = catalogue().get(model or "")
+    return asked or (entry.hub if entry else model)
+
+
 def source_of(model: str) -> Source:
     """Where a model of this name comes from; whether the Hub has it only the Hub knows.
 

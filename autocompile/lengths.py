@@ -1,7 +1,9 @@
-"""How long the sequences of a workload are: a distribution by name, or a file with one length a line, replayed."""
+"""How long the sequences of a workload are: a distribution by name, or a file of lengths or of texts, replayed."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import random
 from collections.abc import Sequence
@@ -12,7 +14,8 @@ from autocompile.errors import UserError
 from autocompile.values import read_text
 
 SHORTEST = 2  # a language model needs a token to predict and one to predict it from
-_EXPECTED = "expected uniform:LOW-HIGH, lognormal:MEDIAN,SIGMA or a file with one length a line"
+MOST_TEXTS = 256  # of a data set, its first; counting the tokens of all would take longer than a slice
+_EXPECTED = "expected uniform:LOW-HIGH, lognormal:MEDIAN,SIGMA, a file with one length a line or a .jsonl of texts"
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,14 @@ class Listed:
     lengths: tuple[int, ...]
 
 
-Lengths = Uniform | Lognormal | Listed
+@dataclass(frozen=True)
+class Texts:
+    """The first texts of a data set in its order, whose lengths a tokenizer tells."""
+
+    texts: tuple[str, ...]
+
+
+Lengths = Uniform | Lognormal | Listed | Texts
 
 
 def parse_lengths(text: str) -> Lengths:
@@ -60,8 +70,8 @@ def parse_lengths(text: str) -> Lengths:
             if median >= SHORTEST and 0 < sigma <= 3:
                 return Lognormal(median, sigma)
         elif Path(text).is_file():
-            return _listed(Path(text))
-    except ValueError:
+            return _texts(Path(text)) if text.endswith(".jsonl") else _listed(Path(text))
+    except (ValueError, OverflowError):
         pass
     raise UserError(f'lengths: {_EXPECTED}, found "{text}"')
 
@@ -80,7 +90,35 @@ def _listed(path: Path) -> Listed:
     return Listed(tuple(lengths))
 
 
-def epoch(lengths: Lengths, *, longest: int, seed: int, n: int) -> list[int]:
+def _texts(path: Path) -> Texts:
+    with path.open(encoding="utf-8") as file:
+        lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
+        found = [_text(line, f"lengths: {path}:{number}") for number, line in itertools.islice(lines, MOST_TEXTS)]
+    if not found:
+        raise UserError(f"lengths: {path}: expected one JSON object a line, found none")
+    return Texts(tuple(found))
+
+
+def _text(line: str, where: str) -> str:
+    """Of the fields that trainers of language models read: a text, a prompt with its completion, or a conversation."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        parts = [found.get("text")]
+        if "messages" in found and isinstance(found["messages"], list):
+            parts = [one.get("content") if isinstance(one, dict) else None for one in found["messages"]]
+        elif "prompt" in found:
+            parts = [found["prompt"], found.get("completion")]
+        if parts and all(isinstance(part, str) for part in parts):
+            return "\n".join(map(str, parts))
+    raise UserError(
+        f'{where}: expected an object with "text", "prompt" and "completion", or "messages" with their "content"'
+    )
+
+
+def epoch(lengths: Uniform | Lognormal | Listed, *, longest: int, seed: int, n: int) -> list[int]:
     """What a stream repeats, none above ``longest``: the first ``n`` of a file in order, of a distribution n draws."""
     pick = random.Random(seed)
     found = lengths.lengths[:n] if isinstance(lengths, Listed) else [lengths.draw(pick) for _ in range(n)]

@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autocompile.catalogue import catalogue, source_of
+from autocompile.catalogue import catalogue, source_of, tokenizer_of
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
-from autocompile.lengths import parse_lengths
+from autocompile.lengths import Texts, parse_lengths
 from autocompile.space import load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
@@ -29,6 +29,7 @@ _FLAGS = {
     "precision": "precision",
     "sequence_length": "seq_len",
     "lengths": "lengths",
+    "tokenizer": "tokenizer",
     "image_size": "image_size",
     "global_batch": "global_batch",
     "eval_every": "eval_every",
@@ -56,6 +57,7 @@ class Settings:
     precision: str | None = None
     seq_len: int | None = None
     lengths: str | None = None
+    tokenizer: str | None = None
     image_size: int | None = None
     global_batch: int | None = None
     eval_every: int | None = None
@@ -215,11 +217,18 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
     if spec.workload.lengths is not None:
-        parse_lengths(spec.workload.lengths)
+        _check_lengths(spec.workload, spec.workload.lengths)
     elif "padding" in spec.pinned:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
     return spec
+
+
+def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
+    named = tokenizer_of(workload.model, workload.tokenizer)
+    if isinstance(parse_lengths(lengths), Texts) and named is None:
+        subject = workload.model or workload.script
+        raise UserError(f"--lengths {lengths}: needs --tokenizer HUB_ID|DIR, since {subject} has none")
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:

@@ -62,6 +62,7 @@ class WorkloadSpec(Value):
     precision: Precision | None = None  # None: bf16 on GPUs, fp32 on CPUs
     sequence_length: int = Field(default=1024, ge=2)
     lengths: str | None = None  # of the sequences, see autocompile.lengths; None: all have the sequence length
+    tokenizer: str | None = None  # that tells the lengths of texts, a Hub id or directory; None: the model's own
     image_size: int | None = Field(default=None, ge=1)  # pixels on a side; None: as the model was made for
     global_batch: int | None = Field(default=None, ge=1)
     eval_every: int | None = Field(default=None, ge=1)  # optimizer steps between evaluation steps; None: there are none
@@ -81,6 +82,8 @@ class WorkloadSpec(Value):
             raise ValueError("give exactly one of a model and a workload script")
         if self.script is not None and (self.task is not None or self.image_size is not None):
             raise ValueError("task and image_size are a model's; a workload script decides both itself")
+        if self.tokenizer is not None and not (self.lengths or "").endswith(".jsonl"):
+            raise ValueError("a tokenizer tells the lengths of texts; give --lengths a .jsonl file")
         if self.trainer is not None and self.script is None:
             raise ValueError("a trainer is what a workload script's function returns; give --workload")
         return self
@@ -286,11 +289,6 @@ def gradient_accumulation(workload: WorkloadSpec, config: Config) -> int:
     if workload.global_batch is None:
         return 1
     return workload.global_batch // int(config["micro_batch"])
-
-
-def major_minor(version: str | None) -> str | None:
-    """``2.13`` of ``2.13.0+cu130``: the part of a version that a best config depends on."""
-    return ".".join(version.split("+")[0].split(".")[:2]) if version else None
 
 
 class Expected(Value):

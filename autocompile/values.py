@@ -158,3 +158,8 @@ def write_aside(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def major_minor(version: str | None) -> str | None:
+    """``2.13`` of ``2.13.0+cu130``: the part of a version that a best config depends on."""
+    return ".".join(version.split("+")[0].split(".")[:2]) if version else None

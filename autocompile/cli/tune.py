@@ -53,6 +53,9 @@ Lengths = Annotated[
     str | None,
     _flag("--lengths", "uniform:A-B|lognormal:MEDIAN,SIGMA|FILE", "Lengths of sequences. [default: all --seq-len]"),
 ]
+Tokenizer = Annotated[
+    str | None, _flag("--tokenizer", "HUB_ID|DIR", "Counts the tokens of a .jsonl of --lengths. [default: the model's]")
+]
 ImageSize = Annotated[int | None, _flag("--image-size", "N", "Pixels on a side. [default: as the model was made for]")]
 GlobalBatch = Annotated[int | None, _flag("--global-batch", "N", "Sequences of an optimizer step, by accumulation.")]
 EvalEvery = Annotated[
@@ -90,6 +93,7 @@ def tune(
     precision: Precision = None,
     seq_len: SeqLen = None,
     lengths: Lengths = None,
+    tokenizer: Tokenizer = None,
     image_size: ImageSize = None,
     global_batch: GlobalBatch = None,
     eval_every: EvalEvery = None,

@@ -21,8 +21,8 @@ from autocompile.spec import (
     Role,
     StudySpec,
     gradient_accumulation,
-    major_minor,
 )
+from autocompile.values import major_minor
 
 _RESULTS: dict[Result, Literal["win", "tie", "loss"]] = {
     Result.WIN: "win",

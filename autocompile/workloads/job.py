@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from autocompile.knob_table import KNOBS, KnobValue
-from autocompile.lengths import epoch, parse_lengths
+from autocompile.lengths import Listed, Texts, epoch, parse_lengths
 from autocompile.space import Config
 from autocompile.spec import Precision, WorkloadSpec
 from autocompile.workloads.precision import (
@@ -54,7 +54,12 @@ def lengths_of(workload: WorkloadSpec, *, seed: int) -> list[int] | None:
     """Those of one epoch's sequences in order, of a file the first; None where all have the sequence length."""
     if workload.lengths is None:
         return None
-    return epoch(parse_lengths(workload.lengths), longest=workload.sequence_length, seed=seed, n=EPOCH_LENGTHS)
+    found = parse_lengths(workload.lengths)
+    if isinstance(found, Texts):
+        from autocompile.workloads.texts import token_counts
+
+        found = Listed(token_counts(found, workload))
+    return epoch(found, longest=workload.sequence_length, seed=seed, n=EPOCH_LENGTHS)
 
 
 class Replayed(Iterator[int]):

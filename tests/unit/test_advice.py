@@ -34,13 +34,13 @@ from autocompile.records import (
 )
 from autocompile.report import Study
 from autocompile.report.advice import RULES, advice
-from autocompile.report.advice.command import tune_command
+from autocompile.report.advice.command import _FLAGS, tune_command
 from autocompile.report.advice.guards import Guard, kind_of, line_of, readable, source_of
 from autocompile.report.document import Places
 from autocompile.report.explain import explain
 from autocompile.settings import Settings, study_spec
 from autocompile.space import defaults, load_space
-from autocompile.spec import Device, Facts, LoraSpec, Method, Precision, Role, StudySpec, WorkloadSpec
+from autocompile.spec import Device, Facts, LoraSpec, Method, Precision, Role, StudySpec, Task, WorkloadSpec
 
 EAGER = {**defaults(), "micro_batch": 8}
 LAYER = {**EAGER, "scope": "layer"}
@@ -562,6 +562,19 @@ def test_the_trial_that_did_what_is_advised_is_named():
             ),
             id="a script with options of every type",
         ),
+        pytest.param(
+            WorkloadSpec(
+                model="tiny-bert",
+                task=Task.CLASSIFICATION,
+                lengths="uniform:8-64",
+                sequence_length=64,
+                eval_every=3,
+                mask="ones",
+            ),
+            id="lengths, a task and evaluation",
+        ),
+        pytest.param(WorkloadSpec(model="tiny-vit", image_size=64), id="images"),
+        pytest.param(WorkloadSpec(script="job.py:make", trainer="hf"), id="a Trainer"),
     ],
 )
 def test_the_command_asks_for_the_same_workload(workload):
@@ -573,6 +586,11 @@ def test_the_command_asks_for_the_same_workload(workload):
     asked = study_spec(Settings(**{name: value for name, value in flags.items() if value is not None}))
     assert asked.workload == workload
     assert asked.pinned == {"scope": "layer", "mode": "default", "dynamic": "true", "sdpa": "auto", "micro_batch": 8}
+
+
+def test_the_command_can_ask_for_every_field_of_a_workload():
+    given_by_set = {"optimizer", "mask", "lora", "options"}
+    assert set(_FLAGS) | given_by_set | {"parallel", "gpus_per_trial"} == set(WorkloadSpec.model_fields)
 
 
 @pytest.mark.parametrize(

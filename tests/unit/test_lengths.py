@@ -8,13 +8,18 @@ from statistics import median
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import PreTrainedTokenizerFast
 
 from autocompile.errors import UserError
 from autocompile.knobs import NotApplicable
 from autocompile.lengths import epoch, packed, padded, parse_lengths
+from autocompile.settings import Settings, study_spec
 from autocompile.spec import Task, WorkloadSpec
 from autocompile.workloads.batches import IGNORED_LABEL, rows_of
-from autocompile.workloads.job import Context, Job, lengths_of, prepare
+from autocompile.workloads.job import Context, Job, WorkloadError, lengths_of, prepare
 
 
 def test_a_file_is_replayed_in_its_order(tmp_path: Path) -> None:
@@ -117,3 +122,55 @@ def test_an_encoder_sees_packed_sequences_apart_and_predicts_no_padding() -> Non
 def test_a_classifier_cannot_be_packed() -> None:
     with pytest.raises(NotApplicable, match="padding packed: a classifier has one label for a row"):
         packed_job("tiny-bert", Task.CLASSIFICATION)
+
+
+def tokenizer_folder(folder: Path) -> str:
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]").save_pretrained(folder)
+    return str(folder)
+
+
+def test_texts_are_as_long_as_a_tokenizer_says(tmp_path: Path) -> None:
+    lines = [
+        '{"text": "a b a b"}',
+        "",
+        '{"prompt": "a a", "completion": "b"}',
+        '{"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "b b a"}]}',
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    workload = WorkloadSpec(
+        model="tiny-llama",
+        sequence_length=16,
+        lengths=str(tmp_path / "data.jsonl"),
+        tokenizer=tokenizer_folder(tmp_path / "tokenizer"),
+    )
+    assert lengths_of(workload, seed=0) == [4, 3, 5]
+    missing = workload.model_copy(update={"tokenizer": str(tmp_path)})
+    with pytest.raises(WorkloadError, match=f"tokenizer {tmp_path}: "):
+        lengths_of(missing, seed=0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param("a b", id="no JSON"),
+        pytest.param("[1]", id="no object"),
+        pytest.param('{"body": "a"}', id="no text"),
+        pytest.param('{"text": 3}', id="a text that is none"),
+        pytest.param('{"prompt": "a"}', id="a prompt alone"),
+        pytest.param('{"messages": ["a"]}', id="messages that are none"),
+    ],
+)
+def test_a_line_without_a_text_is_named(line: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
+    with pytest.raises(UserError, match=r'lengths: .*data.jsonl:2: expected an object with "text", "prompt"'):
+        parse_lengths(str(tmp_path / "data.jsonl"))
+
+
+def test_texts_need_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(UserError, match=r"needs --tokenizer HUB_ID\|DIR, since tiny-llama has none"):
+        study_spec(Settings(model="tiny-llama", lengths=str(tmp_path / "data.jsonl")))
+    with pytest.raises(UserError, match="a tokenizer tells the lengths of texts"):
+        study_spec(Settings(model="tiny-llama", lengths="uniform:2-9", tokenizer="gpt2"))
