@@ -14,6 +14,7 @@ from torch import nn
 
 from autocompile.best_file import load
 from autocompile.errors import ConfigMismatch
+from autocompile.knob_table import KNOBS
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
@@ -112,7 +113,10 @@ def _script_settings(best: BestConfig) -> dict[str, str]:
         shapes = f"images of {asked.image_size or 'the usual'} pixels"
     if workload.spec.script:
         shapes = f"the batches of {workload.spec.script}"
-    script = {"adamw": f"use the optimizer of {workload.spec.script}"} if workload.spec.script else {}
+    unchanged = best.config.get("optimizer", KNOBS["optimizer"].default) == KNOBS["optimizer"].default
+    script = {}
+    if workload.spec.script and unchanged:  # it may have one of its own
+        script["optimizer"] = f"use the optimizer of {workload.spec.script}"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
         "precision": f"train in {workload.precision}",

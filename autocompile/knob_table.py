@@ -44,7 +44,11 @@ KNOBS: dict[str, Knob] = {
     "sdpa": Knob(default="auto", values=("auto", "flash", "efficient", "cudnn", "math", "eager", "flex"), memory=True),
     "implicit_causal_mask": Knob(default=False, values=(False, True), memory=True),
     "compiled_loss": Knob(default=False, values=(False, True), compiles=True, memory=True),
-    "adamw": Knob(default="fused", values=("fused", "foreach", "8bit", "paged_8bit"), memory=True),
+    "optimizer": Knob(
+        default="adamw_torch_fused",
+        values=("adamw_torch_fused", "adamw_torch", "adamw_8bit", "paged_adamw_8bit"),
+        memory=True,
+    ),
     "micro_batch": Knob(default=4, memory=True),
     "padding": Knob(default="longest", values=("fixed", "longest", "bucket:64", "bucket:128", "packed"), memory=True),
     "gradient_checkpointing": Knob(default=False, values=(False, True), memory=True),
@@ -71,8 +75,9 @@ def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
 
 
 def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
-    if config.get("backend", "inductor") != "inductor":
-        return _OF_INDUCTOR
+    backend = config.get("backend", "inductor")
+    if backend != "inductor":
+        return (*_OF_INDUCTOR, *_OF_THE_PARTITIONER) if backend == "cudagraphs" else _OF_INDUCTOR
     if config.get("mode", "default") in AUTOTUNE_MODES:
         return _ON_WITH_AUTOTUNING
     return _OF_AUTOTUNING
@@ -80,6 +85,7 @@ def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
 
 _OF_COMPILE = tuple(name for name, knob in KNOBS.items() if knob.compiles)
 _OF_INDUCTOR = tuple(name for name, knob in KNOBS.items() if knob.inductor)
+_OF_THE_PARTITIONER = ("activation_memory_budget",)
 _OF_AUTOTUNING = ("max_autotune_gemm_backends",)
 _ON_WITH_AUTOTUNING = ("coordinate_descent_tuning",)
 
@@ -90,6 +96,11 @@ def records_cuda_graphs(config: Mapping[str, KnobValue]) -> bool:
         return False
     backend = config.get("backend", "inductor")
     return backend == "cudagraphs" or (backend == "inductor" and config.get("mode") in CUDA_GRAPH_MODES)
+
+
+def materialises_mask(config: Mapping[str, KnobValue]) -> bool:
+    """A trace of the whole model makes a causal mask that attention would not need, and flash does not take."""
+    return config.get("scope") in WHOLE_MODEL_SCOPES and not config.get("implicit_causal_mask")
 
 
 def is_pattern(scope: KnobValue) -> bool:

@@ -109,7 +109,7 @@ def _text(line: str, where: str) -> str:
         parts = [found.get("text")]
         if "messages" in found and isinstance(found["messages"], list):
             parts = [one.get("content") if isinstance(one, dict) else None for one in found["messages"]]
-        elif "prompt" in found:
+        elif "text" not in found and "prompt" in found:
             parts = [found["prompt"], found.get("completion")]
         if parts and all(isinstance(part, str) for part in parts):
             return "\n".join(map(str, parts))

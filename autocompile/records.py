@@ -5,9 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, field_validator
 
-from autocompile.knob_table import KnobValue
+from autocompile.knob_table import KNOBS, KnobValue
 from autocompile.spec import Facts, Fidelity, Role
 from autocompile.values import Value
 
@@ -248,6 +248,12 @@ class TrialRecord(Value):
     value_source: Literal["measured", "predicted"] | None = None
     outcome: Annotated[Measured | Failed, Field(discriminator="type")] | None = None
     seconds: float | None = None
+
+    @field_validator("config")
+    @classmethod
+    def _complete(cls, config: dict[str, KnobValue]) -> dict[str, KnobValue]:
+        """The record may be older than a knob, which was at its default then."""
+        return {**config, **{name: knob.default for name, knob in KNOBS.items() if name not in config}}
 
     @property
     def measurement(self) -> Measurement | None:

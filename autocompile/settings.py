@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from autocompile.catalogue import catalogue, source_of, tokenizer_of
 from autocompile.errors import UserError
-from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
+from autocompile.knob_table import KNOBS, KnobValue, coerce, idle, problem
 from autocompile.lengths import Texts, parse_lengths
 from autocompile.space import load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
 DEFAULT_BUDGET = "30m"
-_SETTABLE = ("optimizer", "mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
+_SETTABLE = ("mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
 _FLAGS = {
     "model": "model",
     "script": "workload",
@@ -39,6 +39,7 @@ _FLAGS = {
     "parallel": "parallel",
     "gpus_per_trial": "gpus_per_trial",
 }
+_DECIDING = ("scope", "backend", "mode")  # by which other knobs mean something or not
 _WITH_A_SPEC_FILE = ("spec", "budget", "trials", "tokens", "steps")
 
 
@@ -221,6 +222,7 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
     elif "padding" in spec.pinned:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
+    _refuse_idle_pins(spec)
     return spec
 
 
@@ -229,6 +231,16 @@ def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
     if isinstance(parse_lengths(lengths), Texts) and named is None:
         subject = workload.model or workload.script
         raise UserError(f"--lengths {lengths}: needs --tokenizer HUB_ID|DIR, since {subject} has none")
+
+
+def _refuse_idle_pins(spec: StudySpec) -> None:
+    """What is pinned to another value than the default must mean something beside the other pins."""
+    if "scope" not in spec.pinned:
+        return
+    for name in idle(spec.pinned):
+        if name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
+            others = " ".join(f"{other}={shown(spec.pinned[other])}" for other in _DECIDING if other in spec.pinned)
+            raise UserError(f"--set {name}={shown(spec.pinned[name])}: means nothing with {others}")
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:

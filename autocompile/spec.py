@@ -67,7 +67,6 @@ class WorkloadSpec(Value):
     global_batch: int | None = Field(default=None, ge=1)
     eval_every: int | None = Field(default=None, ge=1)  # optimizer steps between evaluation steps; None: there are none
     lora: LoraSpec = LoraSpec()
-    optimizer: Literal["adamw"] = "adamw"
     mask: Literal["none", "ones", "padding"] = "none"
     weights: bool = False
     trust_remote_code: bool = False
@@ -75,6 +74,11 @@ class WorkloadSpec(Value):
     gpus_per_trial: int = Field(default=1, ge=1, le=1)
     device: Literal["cuda", "cpu"] | None = None  # None: the GPU if there is one
     options: dict[str, KnobValue] = {}  # of a user's script, from --set workload.KEY=VALUE
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_became_a_knob(cls, data: Any) -> Any:
+        return {name: value for name, value in data.items() if name != "optimizer"} if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkloadSpec:

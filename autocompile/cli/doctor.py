@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autocompile.cli.flags import StorageFlag
+from autocompile.cli.output import console
 from autocompile.errors import AutocompileError, MachineError
 from autocompile.place import STORAGE, STUDIES
 
 if TYPE_CHECKING:
     from autocompile.machine import Finding
 
-_WIDTH_OF_A_FILE = 160
 Python = Annotated[str | None, typer.Option("--python", metavar="PATH", help="Interpreter that runs the slices.")]
 
 
@@ -35,7 +35,6 @@ def doctor(storage: StorageFlag = STORAGE, python: Python = None) -> None:
 
 def _show(findings: Sequence[Finding]) -> None:
     """What is wrong is said again in the table, where the rest of the machine stands beside it."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("what", "found", "what to do")
@@ -44,10 +43,7 @@ def _show(findings: Sequence[Finding]) -> None:
     for finding in findings:
         style = "red" if finding.missing else None
         table.add_row(finding.what, finding.found, finding.missing or "", style=style)
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_A_FILE
-    console.print(table)
+    console().print(table)
 
 
 def _machine() -> Iterator[Finding]:
@@ -91,7 +87,7 @@ def _preflight(python: str) -> Finding:
     try:
         with tempfile.TemporaryDirectory(dir=near, prefix=WORKPLACE) as folder:
             seeded = Path(STUDIES, ".seed").is_dir()
-            executor = LocalExecutor(python, threading.Event())
+            executor = LocalExecutor(python, threading.Event(), warm=False)
             facts = preflight(spec, executor, folder_root=Path(STUDIES) if seeded else Path(folder))
     except AutocompileError as error:
         return Finding(what="compile", found="fails", missing=str(error))

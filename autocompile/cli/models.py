@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from autocompile.cli.output import console
+
 
 def models() -> None:
     """List the models of the catalogue; Hub ids and local directories work as well."""
-    from rich.console import Console
     from rich.table import Table
 
     from autocompile.catalogue import catalogue
@@ -14,7 +15,7 @@ def models() -> None:
     table.columns[2].justify = "right"
     for name, architecture in catalogue().items():
         table.add_row(name, architecture.model_type, _amount(architecture.parameters), architecture.hub or "-")
-    Console(highlight=False, emoji=False).print(table)
+    console().print(table)
 
 
 def _amount(parameters: int) -> str:

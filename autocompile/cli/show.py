@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autocompile.cli.flags import JsonFlag, StorageFlag, StudyArgument
+from autocompile.cli.output import console
 from autocompile.place import STORAGE
 
 
@@ -14,8 +15,6 @@ def show(study: StudyArgument, storage: StorageFlag = STORAGE, json: JsonFlag = 
     if json:
         print_document(found)
         return
-    from rich.console import Console
-
     from autocompile.report.terminal import summary
 
-    Console(highlight=False, emoji=False).print(summary(found))
+    console().print(summary(found))

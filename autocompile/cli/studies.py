@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autocompile.cli.flags import StorageFlag
+from autocompile.cli.output import console
 from autocompile.place import STORAGE
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 def studies(storage: StorageFlag = STORAGE) -> None:
     """List the studies of a storage with their results."""
-    from rich.console import Console
     from rich.table import Table
 
     from autocompile.cli.stored import load_study, open_existing
@@ -24,7 +24,7 @@ def studies(storage: StorageFlag = STORAGE) -> None:
     table.columns[0].overflow = "fold"  # a name that is cut cannot be given to `show`
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False, emoji=False).print(table)
+    console().print(table)
 
 
 def _cells(study: Study) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autocompile.cli.flags import JsonFlag, StorageFlag
+from autocompile.cli.output import console
 from autocompile.errors import NothingMeasured, UserError
 from autocompile.place import STORAGE, Place
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from autocompile.api import Opened
     from autocompile.settings import Settings
     from autocompile.tuner import StudyResult
-
-
-_WIDTH_OF_A_FILE = 140
 
 
 def _flag(name: str, metavar: str | None, text: str) -> Any:
@@ -120,7 +118,7 @@ def tune(
     settings = _settings(locals())  # taken before there are other names
     _require_local(executor)
     place = Place(study=study, storage=storage, python=python or sys.executable, gpus=parse_gpus(gpus))
-    _end(_run(settings, _console(), place), json=json)
+    _end(_run(settings, console(stderr=True), place), json=json)
 
 
 def _end(result: StudyResult, *, json: bool) -> None:
@@ -144,15 +142,6 @@ def _require_local(executor: str) -> None:
         raise UserError(f'--executor: expected local, found "{executor}"')
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False, emoji=False)
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_A_FILE  # rich takes 80, which folds the table's configs
-    return console
-
-
 def _run(settings: Settings, console: Console, place: Place) -> StudyResult:
     from autocompile.settings import study_spec
 
@@ -166,7 +155,7 @@ def _run(settings: Settings, console: Console, place: Place) -> StudyResult:
 
     with opened(spec, place) as ready:
         for line in introduction(ready):
-            console.print(line, markup=False)
+            console.print(line)
         with watching(console, spec.budget.seconds) as watch:
             result = ready.run(watch)
         _conclude(console, ready, result)
@@ -203,6 +192,6 @@ def _conclude(console: Console, ready: Opened, result: StudyResult) -> None:
     console.print(summary(result))
     if result.best is not None:
         best = ready.folder / "best.yaml"
-        console.print(f"best config  {best}", markup=False, soft_wrap=True)
-        console.print(f"report       {ready.folder / 'report.md'}", markup=False, soft_wrap=True)
-        console.print(f'in training  autocompile.apply(model, "{best}")', markup=False, soft_wrap=True)
+        console.print(f"best config  {best}", soft_wrap=True)
+        console.print(f"report       {ready.folder / 'report.md'}", soft_wrap=True)
+        console.print(f'in training  autocompile.apply(model, "{best}")', soft_wrap=True)

@@ -30,7 +30,7 @@ from autocompile.executors.warm import ForkServer
 from autocompile.failure_texts import CACHE_FOLDER
 from autocompile.processes import Tree, started
 from autocompile.records import ANSWER, Answer, Failed, Failure, FailureKind, Progress, Stage
-from autocompile.spec import Facts, PreflightRequest, SliceRequest
+from autocompile.spec import Facts, MeasureRequest, PreflightRequest, Role, SliceRequest
 from autocompile.values import write_aside
 
 _TICK_SECONDS = 0.05
@@ -45,8 +45,9 @@ T = TypeVar("T")
 class LocalExecutor:
     """Runs slices with ``python``, each as its own process tree; setting ``stop`` ends those that run.
 
-    They are forked from a process that has imported torch; with ``warm`` false, or where that cannot be, each starts an
-    interpreter.
+    They are forked from a process that has imported torch. An interpreter of its own has each confirmation, since forks
+    share what differs between processes (the layout of memory, the seed of hashes) and a verdict has to sample it; and
+    each slice with ``warm`` false, or where none can be forked.
     """
 
     def __init__(self, python: str, stop: threading.Event, *, limits: Limits | None = None, warm: bool = True) -> None:
@@ -66,7 +67,7 @@ class LocalExecutor:
             return broken
         environment = _environment(request, os.environ, self._package)
         try:
-            with self._slice(folder, environment) as tree:
+            with self._slice(request, folder, environment) as tree:
                 ending = self._watch(tree, request, folder)
         except OSError as error:
             return _machine(request, f"cannot start the slice: {error}")
@@ -76,9 +77,12 @@ class LocalExecutor:
             self._device_memory_bytes = answer.devices[0].memory_bytes
         return answer
 
-    def _slice(self, folder: Path, environment: Mapping[str, str]) -> AbstractContextManager[Tree]:
+    def _slice(
+        self, request: SliceRequest, folder: Path, environment: Mapping[str, str]
+    ) -> AbstractContextManager[Tree]:
         log = folder / "log.txt"
-        if self._server is not None and self._server.is_ready(environment, self._stop):
+        confirms = isinstance(request, MeasureRequest) and request.role is Role.CONFIRM
+        if self._server is not None and not confirms and self._server.start(environment, self._stop):
             return self._server.forked(folder, environment=environment, log=log)
         command = [self._python, "-m", "autocompile.slice", str(folder)]
         return started(command, environment=environment, log=log)

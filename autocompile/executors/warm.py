@@ -1,7 +1,7 @@
 """Fork slices from a process that has imported torch already, instead of starting an interpreter for each.
 
-What a fresh process imports takes it 3 to 20 s, and a fork nothing; two forks share nothing that a slice measures.
-The other side is `autocompile.slice.server`. Where that cannot be, each slice is started as before.
+What a fresh process imports takes it 3 to 20 s, and a fork nothing. The other side is `autocompile.slice.server`. Where
+that cannot be, each slice is started as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from autocompile.processes import Tree, emptied, mark_of, started
 
-_START_SECONDS = 120.0  # imports on a slow disk
+_START_SECONDS = 60.0  # imports on a slow disk
 _PID_SECONDS = 30.0
 _TICK_SECONDS = 0.05
 _LEAST_SECONDS = 1e-3  # none at all would mean never to wait, which sockets tell in another way
@@ -49,8 +49,8 @@ class ForkServer:
         self._running: _Running | None = None
         self._refused = sys.platform != "linux"  # elsewhere a forked child may not use what the system started
 
-    def is_ready(self, environment: Mapping[str, str], stop: threading.Event) -> bool:
-        """Whether slices can be forked. Takes as long as the server's imports where it does not run yet."""
+    def start(self, environment: Mapping[str, str], stop: threading.Event) -> bool:
+        """Unless it runs: takes as long as its imports. Whether slices can be forked then."""
         with self._lock:
             if self._running is not None and self._running.tree.wait(0) is not None:
                 self._end()
@@ -83,11 +83,12 @@ class ForkServer:
 
     def _start(self, environment: Mapping[str, str], stop: threading.Event) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        said = None
         with ExitStack() as stack:
             stack.callback(ours.close)
-            said = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autocompile-")), "log.txt")
             command = [self._python, "-m", "autocompile.slice.server"]
             with theirs, suppress(OSError):  # who starts the slice itself will say why it cannot be started
+                said = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autocompile-")), "log.txt")
                 tree = stack.enter_context(started(command, environment=environment, log=said, stdin=theirs.fileno()))
                 if _answers(ours, tree, stop):
                     self._running = _Running(
@@ -95,7 +96,7 @@ class ForkServer:
                     )
                     return
             self._refused = not stop.is_set()
-            words = said.read_text(errors="replace").strip() if said.exists() else ""
+            words = said.read_text(errors="replace").strip() if said and said.exists() else ""
             log.debug("each slice starts an interpreter of its own, since none can be forked: %s", words)
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from autocompile.knobs.setup import Setup, implementation_setter, knob, modules_of
+from autocompile.knobs.setup import Setup, knob, modules_of, set_attention
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -38,7 +38,7 @@ def implicit_causal_mask(setup: Setup, on: bool) -> Setup:
 
     AttentionInterface.register(_IMPLICIT, sdpa_attention_forward)
     AttentionMaskInterface.register(_IMPLICIT, lambda *args, **kwargs: None)
-    implementation_setter(setup.model)(_IMPLICIT)
+    set_attention(setup.model, _IMPLICIT)
     feed = "no padding before or between tokens: causal attention is told to the kernel without a mask"
     setup = setup.did("implicit_causal_mask", "no mask is made")
     return replace(setup, yours={**setup.yours, "mask": feed})
@@ -58,7 +58,7 @@ def sdpa(setup: Setup, name: str) -> Setup:
     if name == "auto":
         return setup.did("sdpa", "left to torch")
     if name in IMPLEMENTATIONS:
-        implementation_setter(setup.model)(IMPLEMENTATIONS[name])
+        set_attention(setup.model, IMPLEMENTATIONS[name])
         return setup.did("sdpa", f"{IMPLEMENTATIONS[name]} instead of it", sdpa_applied="region")
     attention = modules_of(setup, "attention")
     for module in attention.values():

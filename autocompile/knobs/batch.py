@@ -25,13 +25,13 @@ def padding(setup: Setup, policy: str) -> Setup:
     return replace(setup, yours={**setup.yours, "padding": f"sequences of different lengths: {what}"})
 
 
-@knob("adamw")
-def adamw(setup: Setup, name: str) -> Setup:
-    """Which implementation of AdamW steps; it changes no graph."""
+@knob("optimizer")
+def optimizer(setup: Setup, name: str) -> Setup:
+    """Which implementation of AdamW steps, by Trainer's names; it changes no graph."""
     how = {
-        "fused": "torch.optim.AdamW(..., fused=True)",
-        "foreach": "torch.optim.AdamW(..., foreach=True)",
-        "8bit": "bitsandbytes.optim.AdamW8bit",
-        "paged_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+        "adamw_torch_fused": "torch.optim.AdamW(..., fused=True)",
+        "adamw_torch": "torch.optim.AdamW(..., foreach=True)",
+        "adamw_8bit": "bitsandbytes.optim.AdamW8bit",
+        "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
     }
-    return replace(setup, yours={**setup.yours, "adamw": f"use {how[name]}"})
+    return replace(setup, yours={**setup.yours, "optimizer": f"use {how[name]}"})

@@ -10,10 +10,11 @@ from autocompile.knobs.setup import Setup, knob
 
 @knob("backend")
 def backend(setup: Setup, name: str) -> Setup:
-    """inductor generates kernels; aot_eager traces and partitions only; cudagraphs replays what aot_eager makes."""
+    """inductor generates kernels; aot_eager traces and partitions only; cudagraphs replays eager's as CUDA graphs."""
     if name == "inductor":
         return setup.did("backend", name)
-    return setup.did("backend", name, options={**setup.options, "backend": name})
+    setup = setup.did("backend", name, options={**setup.options, "backend": name})
+    return _with_graphs_marked(setup) if name == "cudagraphs" else setup
 
 
 @knob("mode")
@@ -28,8 +29,10 @@ def mode(setup: Setup, name: str) -> Setup:
         return setup.did("mode", "inductor's only")
     options = dict(list_mode_options(name))
     setup = setup.did("mode", name, options={**setup.options, **({"options": options} if options else {})})
-    if name not in CUDA_GRAPH_MODES:
-        return setup
+    return _with_graphs_marked(setup) if name in CUDA_GRAPH_MODES else setup
+
+
+def _with_graphs_marked(setup: Setup) -> Setup:
     steps = "call torch.compiler.cudagraph_mark_step_begin() before each step and clone a loss you keep"
     return replace(setup, yours={**setup.yours, "cuda_graphs": steps})
 

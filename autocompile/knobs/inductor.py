@@ -11,15 +11,6 @@ from typing import Any
 from autocompile.knob_table import KNOBS
 from autocompile.knobs.setup import Setup, knob
 
-_OPTIONS = (
-    "coordinate_descent_tuning",
-    "epilogue_fusion",
-    "shape_padding",
-    "combo_kernels",
-    "max_autotune_gemm_backends",
-    "fallback_random",
-)
-
 
 def _option(name: str) -> Callable[[Setup, Any], Setup]:
     """One of torch._inductor.config's, set for what is compiled here and nothing else in the process."""
@@ -33,7 +24,7 @@ def _option(name: str) -> Callable[[Setup, Any], Setup]:
     return apply
 
 
-for _name in _OPTIONS:
+for _name in (name for name, row in KNOBS.items() if row.inductor and name != "mode"):
     knob(_name)(_option(_name))
 
 

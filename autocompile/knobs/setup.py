@@ -97,13 +97,40 @@ def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:
     implicit, other = config["implicit_causal_mask"], config["sdpa"] in ("eager", "flex")
     if (implicit or other) and not hasattr(setup.model, "set_attn_implementation"):
         yield f"{'implicit_causal_mask' if implicit else 'sdpa'}: only a transformers model can change its attention"
+        return
+    if implicit and not _is_causal(setup):
+        yield "implicit_causal_mask: not all attention of this model is causal over the whole sequence"
+    if config["sdpa"] == "flex" and (dropout := attention_dropout(setup.model)):
+        yield f"sdpa flex: this model drops attention weights ({dropout:g}), which flex attention cannot"
+    if other and config["padding"] == "packed":
+        yield f"sdpa {config['sdpa']}: cannot be given the mask of padding=packed"
     if implicit and (other or config["padding"] == "packed"):
         yield f"implicit_causal_mask: {'sdpa=' + str(config['sdpa']) if other else 'padding=packed'} needs the mask"
 
 
-def implementation_setter(model: nn.Module) -> Callable[[str], None]:
-    found: Callable[[str], None] = model.set_attn_implementation  # type: ignore[assignment]
-    return found
+def _is_causal(setup: Setup) -> bool:
+    modules = modules_of(setup, "attention").values()
+    causal = all(getattr(module, "is_causal", False) for module in modules)
+    return bool(modules) and causal and not has_windows(setup.model)
+
+
+def has_windows(model: nn.Module) -> bool:
+    """Whether some layers see only what is near, which transformers' masks say and nothing else does."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    return bool(kinds or (getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)))
+
+
+def attention_dropout(model: nn.Module) -> float:
+    config = getattr(model, "config", None)
+    names = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+    return max(float(getattr(config, name, None) or 0.0) for name in names)
+
+
+def set_attention(model: nn.Module, implementation: str) -> None:
+    """By transformers' name of it."""
+    model.set_attn_implementation(implementation)  # type: ignore[operator]
 
 
 def loss_owner(model: nn.Module) -> nn.Module | None:

@@ -37,10 +37,8 @@ import autocompile
 # after PEFT and .to(), before DDP and the first call
 autocompile.apply(model, "best.yaml")
 ```"""
-_COMPILER_HEAD = (
-    *("trial", "config", "compiled", "graphs", "graph breaks", "recompiles", "CUDA graphs skipped"),
-    "attention kernels",
-)
+_SEEN_HEAD = ("graphs", "graph breaks", "recompiles", "CUDA graphs skipped", "attention kernels")
+_COMPILER_HEAD = ("trial", "config", "compiled", *_SEEN_HEAD)
 
 
 def _capital(text: str) -> str:
@@ -118,11 +116,11 @@ def _paddings(study: Study) -> list[list[str]]:
             policy,
             f"`{short(record.config)}`",
             rate(found.tokens_per_second),
-            *_compiler_cells(record, _told(record))[3:],
+            *_seen_cells(record, _told(record)),
         )
         for policy, (record, found) in sorted(fastest.items(), key=lambda one: -_speed(one[1]))
     ]
-    head = ("padding", "fastest config", "tokens/s without padding", *_COMPILER_HEAD[3:])
+    head = ("padding", "fastest config", "tokens/s without padding", *_SEEN_HEAD)
     return [["## By padding", _table(head, rows)]]
 
 
@@ -173,15 +171,15 @@ def _compiler(study: Study) -> list[str]:
 
 
 def _compiler_cells(record: TrialRecord, found: Telemetry) -> tuple[str, ...]:
+    applied = "-" if record.config["scope"] == "none" else found.compile_applied or "unknown"
+    return str(record.number), f"`{short(record.config)}`", applied, *_seen_cells(record, found)
+
+
+def _seen_cells(record: TrialRecord, found: Telemetry) -> tuple[str, ...]:
     counts = (found.graphs, len(found.graph_breaks), len(found.recompiles), len(found.cudagraph_skips))
     eager = record.config["scope"] == "none"
-    return (
-        str(record.number),
-        f"`{short(record.config)}`",
-        "-" if eager else found.compile_applied or "unknown",
-        *("-" if eager or count is None else str(count) for count in counts),
-        ", ".join(found.sdpa_kernels) or "-",
-    )
+    cells = ("-" if eager or count is None else str(count) for count in counts)
+    return (*cells, ", ".join(found.sdpa_kernels) or "-")
 
 
 def _table(head: tuple[str, ...], rows: Iterable[Sequence[KnobValue]]) -> str:

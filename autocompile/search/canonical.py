@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
-from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, KnobValue, idle, is_pattern, records_cuda_graphs
+from autocompile.knob_table import (
+    KNOBS,
+    WHOLE_MODEL_SCOPES,
+    KnobValue,
+    idle,
+    is_pattern,
+    materialises_mask,
+    records_cuda_graphs,
+)
 from autocompile.space import Config, configs, default_config
 from autocompile.spec import Facts, StudySpec, WorkloadSpec, traits
 from autocompile.values import remembered
@@ -45,7 +53,7 @@ def known_to_fail(config: Config) -> str | None:
     """The pair of settings in this config that is known to fail, in words; None if there is none."""
     if records_cuda_graphs(config) and config["gradient_checkpointing"]:
         return "CUDA graphs with gradient checkpointing"  # pytorch#154306: replay finds freed inputs
-    if config["sdpa"] == "flash" and config["scope"] in WHOLE_MODEL_SCOPES:
+    if config["sdpa"] == "flash" and materialises_mask(config):
         return "forced flash attention in a whole-model trace"  # it materialises the causal mask, flash takes none
     return None
 
@@ -139,4 +147,6 @@ def _has_regions(facts: Facts, config: Config) -> bool:
 def _divides(workload: WorkloadSpec, config: Config) -> bool:
     if workload.global_batch is None:
         return True
+    if config["padding"] == "packed":
+        return False  # its rows hold several sequences, so that a batch of as many rows is a larger one
     return workload.global_batch % (micro_batch(config) * workload.gpus_per_trial) == 0

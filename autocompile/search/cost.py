@@ -19,19 +19,21 @@ from autocompile.values import remembered
 # Measured on one H200 with a 7B model: 13 s per layer; whole model 32 s at 4 layers and 124 s at 32; attention or
 # MLP alone somewhat less than a layer; autotuned kernels 130 s; dynamic=True 77 s.
 _MODEL_SHARE_PER_LAYER = 0.25
-_NESTED_SHARE_PER_LAYER = 0.1  # of the trace alone
 _PART_OF_A_LAYER = 0.7
-_WITHOUT_INDUCTOR = 0.3
 _AUTOTUNE = 10.0
 _DYNAMIC = 6.0
+# Guesses, until one of the kind was seen
+_NESTED_SHARE_PER_LAYER = 0.1  # of the trace alone
+_WITHOUT_INDUCTOR = 0.3
+_TUNED = 3.0  # by coordinate descent
 _LAYER_COMPILE_SECONDS = {"cuda": 20.0, "cpu": 15.0}  # before any compile was seen
 _SLICE_SECONDS = {"cuda": 60.0, "cpu": 30.0}  # set-up and measuring, before any slice was seen
 _WARM_SHARE = 1 / 3  # of a cold compile; 2 of 14 s were seen on the H200, more where torch bypasses a cache
 _LONGER_WINDOW_SECONDS = 2.0  # of a confirmation, which seldom needs its whole window
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
-_Compiler: TypeAlias = tuple[str, str, str, str]  # scope, backend, mode, dynamic: what compile time depends on
-_Step: TypeAlias = tuple[int, bool, str]  # micro-batch, checkpointing, sdpa: what else a slice's time depends on
+_Compiler: TypeAlias = tuple[str, str, str, str, bool]  # scope, backend, mode, dynamic, tuned: of a compile
+_Step: TypeAlias = tuple[int, bool, str, str]  # micro-batch, checkpointing, sdpa, padding: of a step
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def by_compiler(spec: StudySpec, facts: Facts) -> list[list[Config]]:
 
 def compile_weight(config: Config) -> float:
     """How much longer these settings compile one scope than the default ones."""
-    mode = _AUTOTUNE if config["mode"] in AUTOTUNE_MODES else 1.0
+    mode = _AUTOTUNE if config["mode"] in AUTOTUNE_MODES else _TUNED if config["coordinate_descent_tuning"] else 1.0
     backend = 1.0 if config["backend"] == "inductor" else _WITHOUT_INDUCTOR
     return mode * backend * (_DYNAMIC if config["dynamic"] == "true" else 1.0)
 
@@ -187,11 +189,12 @@ def _longest(slices: Sequence[_Slice]) -> dict[Key, float]:
 
 
 def _compiler(config: Config) -> _Compiler:
-    return str(config["scope"]), str(config["backend"]), str(config["mode"]), str(config["dynamic"])
+    words = (str(config[name]) for name in ("scope", "backend", "mode", "dynamic"))
+    return (*words, bool(config["coordinate_descent_tuning"]))  # type: ignore[return-value]
 
 
 def _step(config: Config) -> _Step:
-    return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"])
+    return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"]), str(config["padding"])
 
 
 def _observed_compiles(slices: Sequence[_Slice]) -> dict[_Compiler, float]:
@@ -213,14 +216,16 @@ def _cold_seconds(facts: Facts, observed: dict[_Compiler, float], wanted: _Compi
 
 
 def _weight(facts: Facts, compiler: _Compiler) -> float:
-    scope, backend, mode, dynamic = compiler
+    scope, backend, mode, dynamic, tuned = compiler
     scopes = {
         "model": 1 + _MODEL_SHARE_PER_LAYER * facts.layers,
         "nested": 1 + _NESTED_SHARE_PER_LAYER * facts.layers,
         "attention": _PART_OF_A_LAYER,
         "mlp": _PART_OF_A_LAYER,
     }
-    return scopes.get(scope, 1.0) * compile_weight({"backend": backend, "mode": mode, "dynamic": dynamic})
+    return scopes.get(scope, 1.0) * compile_weight(
+        {"backend": backend, "mode": mode, "dynamic": dynamic, "coordinate_descent_tuning": tuned}
+    )
 
 
 def _uncompiled_seconds(spec: StudySpec, facts: Facts, measured: Sequence[TrialRecord], wanted: _Step) -> float:

@@ -84,7 +84,7 @@ def climbs(history: History) -> list[Config]:
     return sorted(found, key=lambda config: (micro_batch(config), is_eager(config)))
 
 
-def padded(history: History) -> list[Config]:
+def with_each_padding(history: History) -> list[Config]:
     """The better known-good config and eager training with every padding: which suits one need not suit the other."""
     started = [config for config in first_compiled(history) if key(config) in history.values]
     best = max(started, key=lambda config: history.values[key(config)], default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autocompile.failure_texts import CUDAGRAPH_LIVENESS, GPU_TOO_OLD
-from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, records_cuda_graphs
+from autocompile.knob_table import KNOBS, materialises_mask, records_cuda_graphs
 from autocompile.records import FailureKind, State, TrialRecord
 from autocompile.search.canonical import is_eager, known_to_fail, micro_batch
 from autocompile.search.cost import compile_weight
@@ -86,7 +86,7 @@ def _attention_group(config: Config) -> _Group:
     """A whole-model trace gives attention another mask. With no backend forced it is the compiler that cannot."""
     if config["sdpa"] == "auto":
         return "auto", config["scope"]
-    return config["sdpa"], config["scope"] in WHOLE_MODEL_SCOPES
+    return config["sdpa"], materialises_mask(config), config["padding"] == "packed"
 
 
 def _compiled_group(config: Config) -> _Group | None:
@@ -102,7 +102,7 @@ def _graphs_group(config: Config) -> _Group | None:
 
 
 def _guard_group(config: Config) -> _Group | None:
-    return None if is_eager(config) else (config["scope"], config["dynamic"])
+    return None if is_eager(config) else (config["scope"], config["dynamic"], config["padding"])
 
 
 def _any_level(config: Config) -> float:

@@ -10,7 +10,7 @@ from autocompile.records import FailureKind, State, TrialRecord, Verdict
 from autocompile.search.affordability import FEWEST_BLOCKS, Means, is_open, left_seconds
 from autocompile.search.canonical import candidates, in_space, is_eager, key, known_to_fail
 from autocompile.search.history import History, history_of
-from autocompile.search.known_good import baselines, climbs, first_compiled, padded, plain_compile
+from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile, with_each_padding
 from autocompile.search.rounds import next_confirmation
 from autocompile.search.treatment import brake_reason, deserves_repeat, is_over
 from autocompile.search.verdict import verdict
@@ -128,7 +128,7 @@ def _known_good(means: Means) -> Step | None:
     for config in climbs(history):
         if is_open(history, config) and means.fits_with_eager(config):
             return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
-    for config in padded(history):
+    for config in with_each_padding(history):
         if is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
             return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
     return None

@@ -55,7 +55,7 @@ def _answer(request: SliceRequest, folder: Path, reporter: Reporter) -> Answer:
 
 
 def _limit_compile_threads(count: int | None) -> None:
-    """Before inductor is imported, which starts its workers then; with one thread it has none."""
+    """Before the first compile, which starts inductor's workers; with one thread it has none."""
     if count is not None:
         from torch._inductor import config
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 
+from autocompile.lengths import parse_lengths
 from autocompile.spec import WorkloadSpec
+from autocompile.values import digest
 
 LIBRARIES = ("triton", "transformers", "peft", "accelerate", "bitsandbytes", "deepspeed")
 
@@ -33,7 +35,7 @@ def environment(device: torch.device, workload: WorkloadSpec | None = None) -> d
     if workload is not None and workload.script is not None:
         found["workload"] = _hash(Path(workload.script.rpartition(":")[0]))
     if workload is not None and workload.lengths is not None and Path(workload.lengths).is_file():
-        found["lengths"] = _hash(Path(workload.lengths))
+        found["lengths"] = digest(repr(parse_lengths(workload.lengths)))[:16]  # what is used of it
     return found
 
 

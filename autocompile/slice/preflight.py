@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -22,7 +23,7 @@ from autocompile.slice.classify import exception_chain
 from autocompile.slice.environment import cpu_name, environment
 from autocompile.slice.flops import matmul_flops_per_second
 from autocompile.spec import Device, Facts, Method, Precision, PreflightRequest, Task, WorkloadSpec
-from autocompile.workloads.job import Context, Job, MachineFault, prepare
+from autocompile.workloads.job import Context, Job, MachineFault, lengths_of, prepare
 from autocompile.workloads.precision import resolved_precision
 
 GIB = 1024**3
@@ -122,6 +123,7 @@ def _model(workload: WorkloadSpec) -> Found:
     description = describe(workload)
     method = resolved_method(workload, description.parameters, description.task)
     require(method)
+    lengths_of(workload, seed=0)  # so that a tokenizer which cannot be loaded shows before any trial
     return Found(
         layers=description.layers,
         parameters=description.parameters,
@@ -134,11 +136,11 @@ def _model(workload: WorkloadSpec) -> Found:
 
 
 def _regions(model: nn.Module, method: Method) -> dict[str, str]:
-    """Of the model that is built, whose adapters this one lacks."""
+    """Of the model that is built, whose adapters this one lacks: they come onto the linear layers of the blocks."""
     from autocompile.knobs import default_regions
     from autocompile.workloads.methods import block_linears
 
-    adapters = {} if method is Method.FULL else {"lora": "|".join(block_linears(model))}
+    adapters = {"lora": "linear layers of the blocks"} if method is not Method.FULL and block_linears(model) else {}
     return {**default_regions(model), **adapters}
 
 
@@ -157,6 +159,8 @@ def _without_parts(model: nn.Module) -> dict[str, str]:
         found["channels_last"] = "this model has no two-dimensional convolution"
     if input_embedding(model) is None:
         found["input_gradients"] = "this model names no input embedding"
+    if torch.cuda.is_available() and find_spec("bitsandbytes") is None:
+        found["optimizer"] = "moments in 8 bits need bitsandbytes: pip install 'torch-autocompile[qlora]'"
     return found
 
 
@@ -189,7 +193,7 @@ def _script(workload: WorkloadSpec, target: torch.device, seed: int) -> Found:
     job = build_for(scripts.MICRO_BATCHES[1])
     large = scripts.counted(job, first_batch(job), workload.script)
     padding = {"padding": "the script pads its batches itself"} if workload.lengths else {}
-    own = {"adamw": "the script has an optimizer of its own"} if job.optimizer is not fused_adamw else {}
+    own = {"optimizer": "the script has an optimizer of its own"} if job.optimizer is not fused_adamw else {}
     frozen = {**found.frozen_knobs, **padding, **own, **scripts.frozen_knobs(workload.script, small, large)}
     return replace(found, frozen_knobs=frozen)
 

@@ -74,7 +74,12 @@ class _Server:
 
     def _fork(self, connection: int, log: int, *, folder: str, environment: dict[str, str | None]) -> None:
         mark = mark_of(os.fstat(log))
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError:  # no memory, or too many processes: the connection closes, and whoever asked is told by that
+            os.close(log)
+            os.close(connection)
+            return
         if pid == 0:
             for inherited in (self.control, *self.alarm, *(other for other, _ in self.running.values())):
                 inherited.close()
@@ -89,8 +94,9 @@ class _Server:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            self._tell(pid, os.waitstatus_to_exitcode(status))
-            self.running.pop(pid)[0].close()
+            if pid in self.running:  # else an orphan of a slice, where this process is a container's first
+                self._tell(pid, os.waitstatus_to_exitcode(status))
+                self.running.pop(pid)[0].close()
 
     def _tell(self, pid: int, number: int) -> None:
         with suppress(OSError):  # where nobody listens any more
@@ -111,6 +117,7 @@ def _become_slice(connection: int, log: int, environment: dict[str, str | None])
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX")
 
 
 def _run(work: Callable[[], object]) -> None:
@@ -124,9 +131,11 @@ def _run(work: Callable[[], object]) -> None:
     except BaseException:  # noqa: BLE001  as the interpreter does with what nobody caught
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)  # compile workers and CUDA contexts take seconds to say goodbye
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # also where the disk is full
+            os._exit(status)  # compile workers and CUDA contexts take seconds to say goodbye
 
 
 def preload() -> None:
@@ -182,8 +191,8 @@ def _exit_when_abandoned(control: socket.socket, imported: threading.Event) -> N
             os._exit(1)
 
 
-def main(run: Callable[[Path], None], load: Callable[[], None]) -> None:
-    """Serve requests that come over standard input until it closes."""
+def main(run: Callable[[Path], None], load: Callable[[], None], check: Callable[[], None] = lambda: None) -> None:
+    """Serve requests that come over standard input until it closes; ``check`` may fork, ``load`` may take its time."""
     control = socket.socket(fileno=os.dup(0))
     imported = threading.Event()
     watch = threading.Thread(target=_exit_when_abandoned, args=(control, imported))
@@ -193,6 +202,7 @@ def main(run: Callable[[Path], None], load: Callable[[], None]) -> None:
     finally:
         imported.set()
         watch.join()  # no thread may be there when a process forks
+    check()
     server = _Server(control, run)
     try:
         server.serve()
@@ -201,13 +211,15 @@ def main(run: Callable[[Path], None], load: Callable[[], None]) -> None:
 
 
 def _load() -> None:
-    # before torch is imported: what asks for a GPU then does not start CUDA
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    """With a variable that keeps torch from starting CUDA when an import asks for a GPU; slices do not get it."""
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
     preload()
-    probe()
+    os.environ.pop(name) if before is None else os.environ.update({name: before})
 
 
 if __name__ == "__main__":
     from autocompile.slice.__main__ import main as run_slice
 
-    main(run_slice, _load)
+    main(run_slice, _load, probe)

@@ -19,8 +19,6 @@ IGNORED_LABEL = -100  # what transformers' losses leave out
 
 MASKED_SHARE = 0.15  # of the tokens of a masked language model (Devlin et al. 2018, section 3.1)
 
-MASKED_OUT = -1e30  # finite in bf16, so that a row which sees nothing else than padding is no NaN
-
 Batch: TypeAlias = dict[str, Tensor]
 T = TypeVar("T")
 
@@ -53,11 +51,15 @@ def _chunks(values: Sequence[T], size: int) -> list[tuple[T, ...]]:
 
 
 def cycled(
-    ctx: Context, rows: Sequence[Rows], make: Callable[[Rows, torch.Generator], Batch], dtype: torch.dtype
+    ctx: Context,
+    rows: Sequence[Rows],
+    make: Callable[[Rows, torch.Generator], Batch],
+    dtype: torch.dtype,
+    finished: Callable[[Batch], Batch] = lambda batch: batch,
 ) -> Callable[[], Iterator[Batch]]:
     """An endless cycle of batches on the device, the same ones for the same seed and rank.
 
-    ``dtype`` is that of what the model reads where this is no whole number.
+    ``dtype`` is that of what the model reads where this is no whole number; ``finished`` adds what is made each time.
     """
     # Drawn on the CPU: a GPU's generator gives other numbers, and seeds should mean the same everywhere.
     generator = torch.Generator().manual_seed(ctx.seed * 1_000_003 + ctx.rank)
@@ -68,7 +70,7 @@ def cycled(
         }
         for each in rows
     ]
-    return lambda: itertools.cycle(batches)
+    return lambda: map(finished, itertools.cycle(batches))
 
 
 def random_tokens(rows: Rows, vocabulary: int, mask: MaskKind, generator: torch.Generator) -> Batch:
@@ -93,7 +95,7 @@ def random_tokens(rows: Rows, vocabulary: int, mask: MaskKind, generator: torch.
 
 
 def packed_tokens(rows: Rows, vocabulary: int, generator: torch.Generator, *, causal: bool) -> Batch:
-    """Sequences side by side in rows of (samples, width), kept apart by ``position_ids`` and a 4-D additive mask.
+    """Sequences side by side in rows of (samples, width): ``documents`` tells them apart, until there is a mask.
 
     No sequence begins with a token to predict, since what comes before it is another one; padding is token 0.
     """
@@ -107,16 +109,23 @@ def packed_tokens(rows: Rows, vocabulary: int, generator: torch.Generator, *, ca
             position[row, end - length : end] = torch.arange(length)
     kept = document >= 0
     tokens = torch.randint(1, vocabulary, shape, generator=generator).masked_fill(~kept, 0)
-    seen = document[:, :, None] == document[:, None, :]
-    if causal:
-        seen &= torch.ones(rows.width, rows.width, dtype=torch.bool).tril()
     predicted = kept & (position > 0) if causal else kept
     return {
         "input_ids": tokens,
         "position_ids": position,
-        "attention_mask": torch.zeros(seen.shape).masked_fill(~seen, MASKED_OUT)[:, None],
+        "documents": document,
         "labels": tokens.masked_fill(~predicted, IGNORED_LABEL),
     }
+
+
+def with_document_mask(batch: Batch, *, causal: bool) -> Batch:
+    """The batch with a 4-D mask, true where a token may look. It is large, so that an epoch's would fill the device."""
+    documents = batch["documents"]
+    seen = documents[:, None, :, None] == documents[:, None, None, :]
+    if causal:
+        seen = seen & torch.ones_like(seen[0, 0]).tril()
+    rest = {name: tensor for name, tensor in batch.items() if name != "documents"}
+    return {**rest, "attention_mask": seen}
 
 
 def count_packed(batch: Batch) -> int:

@@ -23,7 +23,7 @@ from autocompile.workloads.precision import (
     trained_dtype,
     under_autocast,
 )
-from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, adamw, count_tokens, fused_adamw
+from autocompile.workloads.training import AccumulatedStep, Loss, TrainStep, count_tokens, fused_adamw, optimizer_of
 
 __all__ = ["Context", "Job", "MachineFault", "WorkloadError", "prepare", "trainable"]
 
@@ -81,7 +81,7 @@ class Context:
     """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them.
 
     ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``, and begin anew
-    with each ``iter(ctx.lengths)``; ``padding`` and ``adamw`` are the knobs of these names.
+    with each ``iter(ctx.lengths)``; ``padding`` and ``optimizer`` are the knobs of these names.
     """
 
     device: torch.device
@@ -95,7 +95,7 @@ class Context:
     world_size: int = 1
     options: Mapping[str, KnobValue] = field(default_factory=dict)
     padding: str = "longest"
-    adamw: str = "fused"
+    optimizer: str = "adamw_torch_fused"
 
     @classmethod
     def of(
@@ -110,7 +110,7 @@ class Context:
             sequence_length=workload.sequence_length,
             lengths=None if lengths is None else Replayed(lengths),
             padding=str(config.get("padding", KNOBS["padding"].default)),
-            adamw=str(config.get("adamw", KNOBS["adamw"].default)),
+            optimizer=str(config.get("optimizer", KNOBS["optimizer"].default)),
             depth=depth,
             seed=seed,
             options=workload.options,
@@ -161,7 +161,7 @@ def prepare(ctx: Context, workload: WorkloadSpec) -> Job:
     precision = resolved_precision(workload, ctx.device.type)
     job = _built(ctx, workload)
     if job.optimizer is fused_adamw:  # the workload leaves it to us
-        job = replace(job, optimizer=adamw(ctx.adamw, ctx.device))
+        job = replace(job, optimizer=optimizer_of(ctx.optimizer, ctx.device))
     job = described_by_batch(job if workload.trainer else _in_precision(job, precision, ctx.device))
     return job if job.regions else replace(job, regions=default_regions(job.model))
 

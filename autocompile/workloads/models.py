@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -10,8 +11,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from autocompile.catalogue import catalogue, source_of
 from autocompile.errors import UserError
+from autocompile.knobs.setup import NotApplicable, has_windows
 from autocompile.spec import Method, Task, WorkloadSpec
-from autocompile.workloads.batches import count_packed, cycled, rows_of
+from autocompile.workloads.batches import count_packed, cycled, rows_of, with_document_mask
 from autocompile.workloads.job import Context, Job, WorkloadError, lengths_of
 from autocompile.workloads.methods import adapted, quantisation, quantised_construction
 from autocompile.workloads.precision import base_dtype, compute_dtype, resolved_precision
@@ -70,12 +72,22 @@ def build(ctx: Context, workload: WorkloadSpec) -> Job:
         model = adapted(model, workload.lora, training.adapters)
     rows = rows_of(ctx, lengths_of(workload, seed=ctx.seed) if training.reads_tokens else None)
     dtype = base_dtype(resolved_precision(workload, ctx.device.type), method)
+    is_packed = rows[0].documents is not None
+    if is_packed and has_windows(model):
+        raise NotApplicable("padding packed: some layers of this model see only what is near, which no mask of it says")
+    mask = partial(with_document_mask, causal=task is Task.CAUSAL_LM)
     return Job(
         model=model.train(),
         loss=training.loss,
         epoch=len(rows),
-        tokens=count_tokens if rows[0].documents is None else count_packed,
-        batches=cycled(ctx, rows, lambda each, generator: training.batch(config, workload, each, generator), dtype),
+        tokens=count_packed if is_packed else count_tokens,
+        batches=cycled(
+            ctx,
+            rows,
+            lambda each, generator: training.batch(config, workload, each, generator),
+            dtype,
+            *([mask] if is_packed else []),
+        ),
     )
 
 

@@ -45,20 +45,20 @@ def paged_adamw_8bit(parameters: Iterable[nn.Parameter]) -> Optimizer:
     return optimizer
 
 
-ADAMW: Mapping[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
-    "fused": fused_adamw,
-    "foreach": foreach_adamw,
-    "8bit": adamw_8bit,
-    "paged_8bit": paged_adamw_8bit,
+_OPTIMIZERS: Mapping[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
+    "adamw_torch_fused": fused_adamw,
+    "adamw_torch": foreach_adamw,
+    "adamw_8bit": adamw_8bit,
+    "paged_adamw_8bit": paged_adamw_8bit,
 }
 
 
-def adamw(name: str, device: torch.device) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
-    """The implementation of this name. Raises NotApplicable where the device or a library is missing."""
+def optimizer_of(name: str, device: torch.device) -> Callable[[Iterable[nn.Parameter]], Optimizer]:
+    """The one of this name. Raises NotApplicable where the device or a library is missing."""
     if name.endswith("8bit") and (device.type != "cuda" or find_spec("bitsandbytes") is None):
         missing = "a GPU" if device.type != "cuda" else "bitsandbytes: pip install 'torch-autocompile[qlora]'"
-        raise NotApplicable(f"adamw {name}: needs {missing}")
-    return ADAMW[name]
+        raise NotApplicable(f"optimizer {name}: needs {missing}")
+    return _OPTIMIZERS[name]
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 def test_a_fork_looks_as_if_it_was_started_alone(tmp_path: Path, folder: Path) -> None:
     forks = ForkServer(python(tmp_path, TELL))
     environment = {**os.environ, "GONE": "soon", "TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}
-    assert forks.is_ready(environment, threading.Event())
+    assert forks.start(environment, threading.Event())
     own = {name: value for name, value in environment.items() if name != "GONE"}
     own |= {"TORCHINDUCTOR_CACHE_DIR": "/here", "CUDA_VISIBLE_DEVICES": "1"}
     parents = set()
@@ -106,7 +106,7 @@ def test_a_fork_looks_as_if_it_was_started_alone(tmp_path: Path, folder: Path) -
 
 def test_two_run_beside_each_other_and_end_alone(tmp_path: Path, folder: Path) -> None:
     forks = ForkServer(python(tmp_path, SLEEP))
-    assert forks.is_ready(os.environ, threading.Event())
+    assert forks.start(os.environ, threading.Event())
     with forks.forked(folder, environment=os.environ, log=folder / "one.txt") as one:
         with forks.forked(folder, environment=os.environ, log=folder / "two.txt") as two:
             assert one.wait(0.1) is None
@@ -136,7 +136,7 @@ def test_a_killed_server_costs_a_slice_and_no_more(tmp_path: Path, folder: Path)
 
 def test_this_interpreter_can_fork_slices() -> None:
     forks = ForkServer(sys.executable)
-    assert forks.is_ready(os.environ, threading.Event())
+    assert forks.start(os.environ, threading.Event())
     forks.close()
 
 
@@ -149,7 +149,7 @@ def test_an_interrupt_does_not_wait_for_imports(tmp_path: Path) -> None:
     forks, stop = ForkServer(python(tmp_path, SLOW_IMPORT)), threading.Event()
     threading.Timer(0.3, stop.set).start()
     began = time.monotonic()
-    assert not forks.is_ready(os.environ, stop)
+    assert not forks.start(os.environ, stop)
     assert time.monotonic() - began < 10
 
 
@@ -160,7 +160,7 @@ from autocompile.executors.warm import ForkServer
 forks, folder = ForkServer({python!r}), Path({folder!r})
 if {importing}:
     threading.Timer(1, lambda: os.kill(os.getpid(), 9)).start()
-forks.is_ready(os.environ, threading.Event())
+forks.start(os.environ, threading.Event())
 with forks.forked(folder, environment=os.environ, log=folder / "log.txt"):
     while not (folder / "log.txt").read_text():
         time.sleep(0.01)

@@ -6,13 +6,13 @@ import io
 import json
 import os
 import sqlite3
-from importlib import import_module
 
 import pytest
 import yaml
 
 from autocompile.api import check_mask, slots
 from autocompile.cli import main
+from autocompile.cli.output import console
 from autocompile.errors import UserError
 from autocompile.spec import Device, Facts
 from tests.contract.fake_child import make_python
@@ -300,5 +300,5 @@ def test_slots(names, gpus, found):
 
 
 def test_a_function_that_is_called_like_an_emoji_keeps_its_name(capsys):
-    import_module("autocompile.cli.tune")._console().print("workloads.py:llama: 4.2M parameters")
+    console(stderr=True).print("workloads.py:llama: 4.2M parameters")
     assert "workloads.py:llama: 4.2M" in capsys.readouterr().err

@@ -20,7 +20,7 @@ from autocompile.slice.cycles import cycles
 from autocompile.spec import LoraSpec, Method, Precision, Task, WorkloadSpec
 from autocompile.workloads import models, scripts
 from autocompile.workloads.job import Context, Job, WorkloadError, prepare, trainable
-from autocompile.workloads.training import AccumulatedStep, adamw, count_tokens
+from autocompile.workloads.training import AccumulatedStep, count_tokens, optimizer_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
@@ -322,15 +322,15 @@ def test_the_default_optimizer_is_fused_adamw_and_trains(llama: str) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_adamw_has_implementations_and_8_bits_need_a_gpu(llama: str) -> None:
+def test_an_optimizer_goes_by_its_name_and_8_bits_need_a_gpu(llama: str) -> None:
     cpu = torch.device("cpu")
     parameters = [nn.Parameter(torch.ones(2))]
-    assert adamw("foreach", cpu)(parameters).defaults["foreach"]
-    for name in ("8bit", "paged_8bit"):
-        with pytest.raises(NotApplicable, match=f"adamw {name}: needs a GPU"):
-            adamw(name, cpu)
+    assert optimizer_of("adamw_torch", cpu)(parameters).defaults["foreach"]
+    for name in ("adamw_8bit", "paged_adamw_8bit"):
+        with pytest.raises(NotApplicable, match=f"optimizer {name}: needs a GPU"):
+            optimizer_of(name, cpu)
     workload = WorkloadSpec(model=llama, method=Method.FULL, sequence_length=16)
-    ctx = Context.of(workload, {"micro_batch": 1, "adamw": "foreach"}, device=cpu, seed=0)
+    ctx = Context.of(workload, {"micro_batch": 1, "optimizer": "adamw_torch"}, device=cpu, seed=0)
     assert prepare(ctx, workload).optimizer(parameters).defaults["foreach"]
 
 

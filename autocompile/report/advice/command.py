@@ -56,7 +56,7 @@ def _fields(workload: WorkloadSpec) -> dict[str, KnobValue]:
     """What `--set` gives: fields of the workload without a flag of their own, and a script's options."""
     plain: dict[str, KnobValue] = {
         name: getattr(workload, name)
-        for name in ("optimizer", "mask")
+        for name in ("mask",)
         if getattr(workload, name) != WorkloadSpec.model_fields[name].default
     }
     lora = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
 
-from autocompile.knob_table import WHOLE_MODEL_SCOPES, records_cuda_graphs
+from autocompile.knob_table import materialises_mask, records_cuda_graphs
 from autocompile.records import (
     Degradation,
     EagerFrame,
@@ -202,7 +202,7 @@ def accumulates_under_cuda_graphs(case: Case) -> list[str]:
 
 def forced_flash_in_a_whole_model_trace(case: Case) -> object:
     unsupported = case.failure is not None and case.failure.kind is FailureKind.BACKEND_UNSUPPORTED
-    return unsupported and case.config["scope"] in WHOLE_MODEL_SCOPES and case.config["sdpa"] == "flash"
+    return unsupported and materialises_mask(case.config) and case.config["sdpa"] == "flash"
 
 
 def mask_instead_of_flash(case: Case) -> list[str]:
@@ -213,11 +213,7 @@ def mask_instead_of_flash(case: Case) -> list[str]:
 
 def slower_attention_in_a_whole_model_trace(case: Case) -> list[str]:
     """The same workload runs flash or cuDNN where the model is not traced as a whole."""
-    if (
-        case.config["scope"] not in WHOLE_MODEL_SCOPES
-        or case.config["sdpa"] != "auto"
-        or not case.telemetry.sdpa_kernels
-    ):
+    if not materialises_mask(case.config) or case.config["sdpa"] != "auto" or not case.telemetry.sdpa_kernels:
         return []
     fast = {name for record in case.others for name in _fast_kernels(record)}
     if not fast or _fast_kernels(case.record):
