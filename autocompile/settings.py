@@ -239,8 +239,9 @@ def _refuse_idle_pins(spec: StudySpec) -> None:
         return
     for name in idle(spec.pinned):
         if name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
-            others = " ".join(f"{other}={shown(spec.pinned[other])}" for other in _DECIDING if other in spec.pinned)
-            raise UserError(f"--set {name}={shown(spec.pinned[name])}: means nothing with {others}")
+            deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
+            others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
+            raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:

@@ -98,7 +98,7 @@ def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:
     if (implicit or other) and not hasattr(setup.model, "set_attn_implementation"):
         yield f"{'implicit_causal_mask' if implicit else 'sdpa'}: only a transformers model can change its attention"
         return
-    if implicit and not _is_causal(setup):
+    if implicit and not _is_causal(setup.model):
         yield "implicit_causal_mask: not all attention of this model is causal over the whole sequence"
     if config["sdpa"] == "flex" and (dropout := attention_dropout(setup.model)):
         yield f"sdpa flex: this model drops attention weights ({dropout:g}), which flex attention cannot"
@@ -108,10 +108,9 @@ def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:
         yield f"implicit_causal_mask: {'sdpa=' + str(config['sdpa']) if other else 'padding=packed'} needs the mask"
 
 
-def _is_causal(setup: Setup) -> bool:
-    modules = modules_of(setup, "attention").values()
-    causal = all(getattr(module, "is_causal", False) for module in modules)
-    return bool(modules) and causal and not has_windows(setup.model)
+def _is_causal(model: nn.Module) -> bool:
+    kinds = {bool(module.is_causal) for module in model.modules() if hasattr(module, "is_causal")}
+    return kinds == {True} and not has_windows(model)
 
 
 def has_windows(model: nn.Module) -> bool:

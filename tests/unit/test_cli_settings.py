@@ -130,6 +130,16 @@ def test_assignments(words, pinned, workload):
         pytest.param(
             {"precision": "fp32", "trainer": "hf"}, "what the Trainer's arguments", id="a Trainer's precision"
         ),
+        pytest.param(
+            {"set": ["scope=layer", "backend=aot_eager", "mode=reduce-overhead"]},
+            "mode=reduce-overhead: means nothing with scope=layer backend=aot_eager",
+            id="a mode of a backend without modes",
+        ),
+        pytest.param(
+            {"set": ["scope=none", "fullgraph=true"]},
+            "fullgraph=true: means nothing with scope=none",
+            id="a setting of compile where nothing is compiled",
+        ),
         pytest.param({"search_space": "tiny"}, "expected a file or one of causal-lm", id="no such space"),
     ],
 )

@@ -34,6 +34,34 @@ def test_canonical_keeps_every_knob_in_the_tables_order():
         pytest.param({"scope": "none", "micro_batch": 8}, {}, False, id="eager has a micro-batch"),
         pytest.param({"scope": "layer", "mode": "max-autotune"}, {"scope": "layer"}, False, id="compile has a mode"),
         pytest.param({"scope": "*.q_proj", "fullgraph": True}, {"scope": "*.q_proj"}, False, id="a pattern compiles"),
+        pytest.param(
+            {"scope": "layer", "backend": "aot_eager", "mode": "max-autotune", "combo_kernels": True},
+            {"scope": "layer", "backend": "aot_eager"},
+            True,
+            id="inductor's settings are no other backend's",
+        ),
+        pytest.param(
+            {"scope": "layer", "backend": "cudagraphs", "activation_memory_budget": 0.5},
+            {"scope": "layer", "backend": "cudagraphs"},
+            True,
+            id="a backend without that partitioner",
+        ),
+        pytest.param(
+            {"scope": "layer", "max_autotune_gemm_backends": "ATEN"},
+            {"scope": "layer"},
+            True,
+            id="nothing is autotuned",
+        ),
+        pytest.param(
+            {"scope": "layer", "mode": "max-autotune", "coordinate_descent_tuning": True},
+            {"scope": "layer", "mode": "max-autotune"},
+            True,
+            id="on with autotuning anyway",
+        ),
+        pytest.param(
+            {"scope": "model", "compiled_loss": True}, {"scope": "model"}, True, id="a compiled model holds its loss"
+        ),
+        pytest.param({"scope": "layer", "compiled_loss": True}, {"scope": "layer"}, False, id="compiled layers do not"),
     ],
 )
 def test_configs_are_the_same_if_they_train_alike(left, right, same):
@@ -67,6 +95,19 @@ def test_without_compile_all_else_is_kept():
             {"scope": "model", "sdpa": "flash"},
             "forced flash attention in a whole-model trace",
             id="flash in a whole-model trace",
+        ),
+        pytest.param(
+            {"scope": "nested", "sdpa": "flash"},
+            "forced flash attention in a whole-model trace",
+            id="flash in one with equal layers shared",
+        ),
+        pytest.param(
+            {"scope": "model", "sdpa": "flash", "implicit_causal_mask": True}, None, id="flash where no mask is made"
+        ),
+        pytest.param(
+            {"scope": "layer", "backend": "cudagraphs", "gradient_checkpointing": True},
+            "CUDA graphs with gradient checkpointing",
+            id="the backend of CUDA graphs",
         ),
     ],
 )

@@ -100,6 +100,34 @@ FULLGRAPH = config(scope="layer", fullgraph=True)
             K.RECOMPILE_STORM, {"scope": "layer"}, {"scope": "layer", "dynamic": "true"}, False, id="storm: not dynamic"
         ),
         pytest.param(
+            K.RECOMPILE_STORM,
+            {"scope": "layer", "padding": "longest"},
+            {"scope": "layer", "padding": "fixed"},
+            False,
+            id="storm: not where batches have one width",
+        ),
+        pytest.param(
+            K.BACKEND_UNSUPPORTED,
+            {"scope": "model", "sdpa": "flash"},
+            {"scope": "model", "sdpa": "flash", "implicit_causal_mask": True},
+            False,
+            id="backend: not where no mask is made",
+        ),
+        pytest.param(
+            K.BACKEND_UNSUPPORTED,
+            {"sdpa": "flash", "padding": "packed"},
+            {"sdpa": "flash", "padding": "longest"},
+            False,
+            id="backend: not for want of packing",
+        ),
+        pytest.param(
+            K.COMPILE_TIMEOUT,
+            {"scope": "layer", "coordinate_descent_tuning": True},
+            {"scope": "layer"},
+            False,
+            id="timeout: not what is tuned less",
+        ),
+        pytest.param(
             K.COMPILE_TIMEOUT,
             {"scope": "model"},
             {"scope": "model", "mode": "max-autotune"},

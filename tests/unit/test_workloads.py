@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _global_module_registration_hooks
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, GPT2Config, LlamaConfig
 
-from autocompile.knobs.setup import NotApplicable, Setup, modules_of
+from autocompile.knobs.setup import NotApplicable, Setup, apply_config, modules_of
 from autocompile.slice.cycles import cycles
+from autocompile.space import defaults
 from autocompile.spec import LoraSpec, Method, Precision, Task, WorkloadSpec
 from autocompile.workloads import models, scripts
 from autocompile.workloads.job import Context, Job, WorkloadError, prepare, trainable
@@ -332,6 +333,27 @@ def test_an_optimizer_goes_by_its_name_and_8_bits_need_a_gpu(llama: str) -> None
     workload = WorkloadSpec(model=llama, method=Method.FULL, sequence_length=16)
     ctx = Context.of(workload, {"micro_batch": 1, "optimizer": "adamw_torch"}, device=cpu, seed=0)
     assert prepare(ctx, workload).optimizer(parameters).defaults["foreach"]
+
+
+@pytest.mark.parametrize(
+    ("model", "knobs", "reason"),
+    [
+        pytest.param("bert", {"implicit_causal_mask": True}, "not all attention", id="encoder"),
+        pytest.param("mistral", {"implicit_causal_mask": True}, "not all attention", id="window"),
+        pytest.param("gpt2", {"sdpa": "flex"}, r"drops attention weights \(0.1\)", id="flex with dropout"),
+        pytest.param("llama", {"sdpa": "eager", "padding": "packed"}, "cannot be given", id="packed and eager"),
+        pytest.param("llama", {"implicit_causal_mask": True, "padding": "packed"}, "needs the mask", id="packed"),
+        pytest.param("llama", {"implicit_causal_mask": True, "sdpa": "eager"}, "needs the mask", id="eager"),
+        pytest.param("bert", {"compiled_loss": True}, "has no loss function of its own", id="a loss of another kind"),
+    ],
+)
+def test_attention_that_a_model_cannot_have_is_refused(model: str, knobs: dict[str, Any], reason: str) -> None:
+    config = AutoConfig.for_model(model)
+    auto = AutoModelForMaskedLM if model == "bert" else AutoModelForCausalLM
+    with torch.device("meta"):
+        built = auto.from_config(config)
+    with pytest.raises(NotApplicable, match=reason):
+        apply_config(Setup(model=built, regions={}), {**defaults(), **knobs})
 
 
 def test_fp16_mixed_scales_its_gradients_and_refuses_a_step_that_would_not(llama: str) -> None:
