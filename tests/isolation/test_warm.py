@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from autocompile.executors.local import LocalExecutor
 from autocompile.executors.warm import ForkServer
 from autocompile.records import Failed, FailureKind, Measured
 from autocompile.slice import server
+from autocompile.spec import Role
 from tests.contract.fake_child import make_python
 from tests.contract.test_executor import measure
 from tests.isolation.test_processes import is_alive
@@ -138,6 +140,28 @@ def test_this_interpreter_can_fork_slices() -> None:
     forks = ForkServer(sys.executable)
     assert forks.start(os.environ, threading.Event())
     forks.close()
+
+
+def test_a_confirmation_has_an_interpreter_of_its_own(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForkServer, "start", lambda *_: pytest.fail("it would have been forked"))
+    request = measure(folder).model_copy(update={"role": Role.CONFIRM})
+    assert isinstance(LocalExecutor(make_python(tmp_path), threading.Event()).run(request, folder), Measured)
+
+
+def test_a_child_that_cannot_say_its_last_words_ends_all_the_same() -> None:
+    """On a full disk, say: it may never go on as its server."""
+
+    class Full(io.StringIO):
+        def flush(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    pid = os.fork()
+    if pid == 0:
+        sys.stdout = Full()
+        server._run(lambda: None)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def test_an_interpreter_that_cannot_fork_slices_starts_them(tmp_path: Path, folder: Path) -> None:
