@@ -56,6 +56,12 @@ class Applied:
         graphs = graphs_of(self.setup)
         found = [f"{name} was never called, so it runs eager" for name, n in calls.items() if n == 0]
         found += [f"{name} was called but not compiled" for name, n in calls.items() if n and not graphs[name]]
+        limit = self.setup.recompile_limit
+        found += [
+            f"{name} has {n} graphs, which is its cache_size_limit: for what comes after it runs eager"
+            for name, n in graphs.items()
+            if n >= limit > 1
+        ]
         if self.sequence_length is not None and seen_lengths - {self.sequence_length}:
             lengths = ", ".join(str(length) for length in sorted(seen_lengths))
             found.append(f"sequence length {lengths}: the study measured {self.sequence_length}")
@@ -87,7 +93,7 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
     best = load(path)
     for message in _mismatches(model, best):
         if strict:
-            raise ConfigMismatch(f"{path}: {message}")
+            raise ConfigMismatch(f"{path}: {message} (strict=False applies it all the same)")
         log.warning("%s: %s", path, message)
     _warn_if_used(model)
     regions = best.workload.regions or default_regions(model)

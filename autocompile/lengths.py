@@ -73,6 +73,8 @@ def parse_lengths(text: str) -> Lengths:
             return _texts(Path(text)) if text.endswith(".jsonl") else _listed(Path(text))
     except (ValueError, OverflowError):
         pass
+    if not colon and ("/" in text or "." in text):
+        raise UserError(f"lengths: there is no file {text}")
     raise UserError(f'lengths: {_EXPECTED}, found "{text}"')
 
 
@@ -103,8 +105,8 @@ def _text(line: str, where: str) -> str:
     """Of the fields that trainers of language models read: a text, a prompt with its completion, or a conversation."""
     try:
         found = json.loads(line)
-    except ValueError:
-        found = None
+    except ValueError as error:
+        raise UserError(f"{where}: expected JSON: {error}") from error
     if isinstance(found, dict):
         parts = [found.get("text")]
         if "messages" in found and isinstance(found["messages"], list):

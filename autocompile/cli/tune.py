@@ -127,7 +127,7 @@ def _end(result: StudyResult, *, json: bool) -> None:
 
         print_document(result)
     if result.verdict.config is None:
-        raise NothingMeasured(f"{result.name}: nothing was measured; the trials' folders hold the slices' logs")
+        raise NothingMeasured(f"{result.name}: nothing was measured; `autocompile explain {result.name}` says why")
 
 
 def _settings(arguments: Mapping[str, Any]) -> Settings:

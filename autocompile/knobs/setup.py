@@ -72,9 +72,20 @@ def apply_config(setup: Setup, config: Config) -> Setup:
     config = {name: config.get(name, knob.default) for name, knob in KNOBS.items()}  # it may be older than a knob
     for reason in _obstacles(setup, config):
         raise NotApplicable(reason)
+    setup = _without_cache(setup)
     for name, function in REGISTRY.items():
         setup = function(setup, config[name])
     return setup
+
+
+def _without_cache(setup: Setup) -> Setup:
+    """Training reads no cache of keys and values, and its state would be guarded: a graph for each equal layer."""
+    config: Any = getattr(setup.model, "config", None)
+    configs: tuple[Any, ...] = (config, getattr(config, "text_config", None))
+    found = [one for one in configs if getattr(one, "use_cache", False) is True]
+    for one in found:
+        one.use_cache = False
+    return setup.did("use_cache", "off in the model's config, as in Trainer") if found else setup
 
 
 def _obstacles(setup: Setup, config: Config) -> Iterator[str]:

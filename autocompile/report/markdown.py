@@ -49,7 +49,11 @@ def _sureness(study: Study) -> list[str]:
     verdict, found = study.verdict, interval(study)
     by = [f"Confirmed by trials {', '.join(map(str, verdict.confirmed_by))}"] if verdict.confirmed_by else []
     plain = verdict.speedup_vs_plain_compile
-    against = [f"{plain:.2f}x of plain `torch_compile` (whole model, default mode)"] if plain is not None else []
+    against = (
+        [f"in single runs {plain:.2f}x of plain `torch_compile` (whole model, default mode)"]
+        if plain is not None
+        else []
+    )
     parts = [*by, *([f"the ratio lies {found}"] if found else []), *against]
     return [f"{_capital('; '.join(parts))}."] if parts else []
 

@@ -10,6 +10,7 @@ from autocompile.spec import Paired
 
 ALLOWANCE = "from single runs: their own spread, and 3 % between processes"
 NOTABLE_SPREAD = 0.15
+UNDECIDED_RATIO = 1.2  # between the ends of an interval that says nothing of use
 PROVISIONAL = "provisional: the budget did not hold the confirming runs"
 
 
@@ -27,8 +28,9 @@ def sentence(study: Study) -> str:
     elif verdict.result is Result.LOSS:
         parts = [f"compile is slower here: {_ratio(verdict)} eager's speed, so leave it off", *_eager(study, best)]
     else:
-        parts = [_tie(verdict), *_eager(study, best)]
-    return "; ".join([*parts, *_unsteady(study), *([] if verdict.confirmed else [PROVISIONAL])])
+        parts = [_tie(study), *_eager(study, best)]
+    sure = verdict.confirmed or _none_ran(study)
+    return "; ".join([*parts, *_unsteady(study), *([] if sure else [PROVISIONAL])])
 
 
 def _against(verdict: Verdict, first: Config) -> str:
@@ -104,9 +106,24 @@ def _planned_tokens(study: Study, best: Row) -> int | None:
     return study.spec.tokens_of_run(measurement.tokens_per_second * measurement.step_seconds.median)
 
 
-def _tie(verdict: Verdict) -> str:
+def _none_ran(study: Study) -> bool:
+    """Whether compiled configs were tried and all of them failed."""
+    tried = [record for record in study.records if record.config["scope"] != "none" and record.outcome is not None]
+    return bool(tried) and all(record.measurement is None for record in tried)
+
+
+def _tie(study: Study) -> str:
+    verdict = study.verdict
+    if _none_ran(study):
+        return "no compiled config ran through, so nothing is known of compile here"
     if verdict.speedup_vs_best_eager is None:
         return "no compiled config could be compared with eager, so leave compile off"
+    low, high = verdict.speedup_low, verdict.speedup_high
+    if verdict.confirmed and low is not None and high is not None and high > UNDECIDED_RATIO * low:
+        return (
+            f"undecided: the best compiled config had {_ratio(verdict)} eager's speed, but runs differed too much to "
+            "tell; measure again, longer or on a quieter machine"
+        )
     return f"no difference beyond the noise: the best compiled config has {_ratio(verdict)} eager's speed, leave it off"
 
 

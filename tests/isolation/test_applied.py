@@ -166,6 +166,20 @@ def test_check_names_what_was_not_called_and_another_length(
     )
 
 
+def test_check_names_what_has_as_many_graphs_as_it_may(
+    tmp_path: Path, inductor_seed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_seed(inductor_seed, tmp_path / "cache")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    save(best({"scope": "layers.*", "dynamic": "false", "cache_size_limit": 2}), tmp_path / "best.yaml")
+    model = Blocks()
+    applied = autocompile.apply(model, tmp_path / "best.yaml")
+    for size in (3, 5, 7):
+        model(torch.ones(size, 4)).backward()
+    (warning,) = (text for text in applied.check().warnings if "graphs" in text)
+    assert warning == "layers.*:Linear has 2 graphs, which is its cache_size_limit: for what comes after it runs eager"
+
+
 class Tower(torch.nn.Module):
     """Two equal blocks between layers of their own."""
 

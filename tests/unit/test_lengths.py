@@ -44,7 +44,7 @@ def test_distributions_have_their_shape_and_the_seed_decides() -> None:
         pytest.param("uniform:a-b", "expected uniform", id="no numbers"),
         pytest.param("lognormal:100", "expected uniform", id="one number too few"),
         pytest.param("normal:1,2", "expected uniform", id="no such distribution"),
-        pytest.param("none.txt", "expected uniform", id="no such file"),
+        pytest.param("none.txt", "lengths: there is no file none.txt", id="no such file"),
         pytest.param("{folder}/words.txt", 'words.txt:2: expected a whole number from 2, found "x"', id="no number"),
         pytest.param("{folder}/empty.txt", "expected one length a line, found none", id="an empty file"),
     ],
@@ -154,7 +154,6 @@ def test_texts_are_as_long_as_a_tokenizer_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        pytest.param("a b", id="no JSON"),
         pytest.param("[1]", id="no object"),
         pytest.param('{"body": "a"}', id="no text"),
         pytest.param('{"text": 3}', id="a text that is none"),
@@ -165,6 +164,12 @@ def test_texts_are_as_long_as_a_tokenizer_says(tmp_path: Path) -> None:
 def test_a_line_without_a_text_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
     with pytest.raises(UserError, match=r'lengths: .*data.jsonl:2: expected an object with "text", "prompt"'):
+        parse_lengths(str(tmp_path / "data.jsonl"))
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "oops\n')
+    with pytest.raises(UserError, match=r"lengths: .*data.jsonl:1: expected JSON: Invalid control character"):
         parse_lengths(str(tmp_path / "data.jsonl"))
 
 

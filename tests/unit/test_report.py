@@ -173,6 +173,28 @@ PROVISIONAL = "; provisional: the budget did not hold the confirming runs"
             id="only eager was measured",
         ),
         pytest.param(
+            study(Verdict(result=Result.TIE, confirmed=False, config=EAGER), (*RECORDS[:1], failed(4, LAYER))),
+            "no compiled config ran through, so nothing is known of compile here; eager has 8373 tokens/s; "
+            "peak 30.6 of 139.8 GiB",
+            id="all that was compiled failed",
+        ),
+        pytest.param(
+            study(
+                WIN.model_copy(
+                    update={
+                        "result": Result.TIE,
+                        "config": EAGER,
+                        "speedup_vs_best_eager": 2.88,
+                        "speedup_low": 0.01,
+                        "speedup_high": 900.0,
+                    }
+                )
+            ),
+            "undecided: the best compiled config had 2.88x eager's speed, but runs differed too much to tell; measure "
+            "again, longer or on a quieter machine; eager has 8373 tokens/s; peak 30.6 of 139.8 GiB",
+            id="an interval that says nothing",
+        ),
+        pytest.param(
             study(
                 WIN.model_copy(update={"result": Result.LOSS, "config": EAGER, "speedup_vs_best_eager": 0.77}),
                 spec=planned(1_000_000),

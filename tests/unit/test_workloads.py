@@ -335,6 +335,15 @@ def test_an_optimizer_goes_by_its_name_and_8_bits_need_a_gpu(llama: str) -> None
     assert prepare(ctx, workload).optimizer(parameters).defaults["foreach"]
 
 
+def test_no_config_of_a_model_keeps_the_cache_that_training_does_not_read() -> None:
+    with torch.device("meta"):
+        built = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", use_cache=True))
+    setup = apply_config(Setup(model=built, regions={}), defaults())
+    assert not built.config.use_cache
+    assert "use_cache" in setup.applied
+    assert "use_cache" not in apply_config(Setup(model=built, regions={}), defaults()).applied
+
+
 @pytest.mark.parametrize(
     ("model", "knobs", "reason"),
     [

@@ -114,7 +114,7 @@ FAILURES = (
     Rule(
         cause="workload_error",
         seen=failed(FailureKind.WORKLOAD_ERROR),
-        change="mend the workload at that line",
+        change="change what it names: that line of the workload, or the knob's value",
         each=True,
     ),
     Rule(
