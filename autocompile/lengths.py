@@ -93,7 +93,7 @@ def _listed(path: Path) -> Listed:
 
 
 def _texts(path: Path) -> Texts:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         lines = ((number, line) for number, line in enumerate(file, 1) if line.strip())
         found = [_text(line, f"lengths: {path}:{number}") for number, line in itertools.islice(lines, MOST_TEXTS)]
     if not found:
@@ -101,7 +101,7 @@ def _texts(path: Path) -> Texts:
     return Texts(tuple(found))
 
 
-def _text(line: str, where: str) -> str:
+def _text(line: bytes, where: str) -> str:
     """Of the fields that trainers of language models read: a text, a prompt with its completion, or a conversation."""
     try:
         found = json.loads(line)

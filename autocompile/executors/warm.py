@@ -83,21 +83,24 @@ class ForkServer:
 
     def _start(self, environment: Mapping[str, str], stop: threading.Event) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        said = None
         with ExitStack() as stack:
             stack.callback(ours.close)
             command = [self._python, "-m", "autocompile.slice.server"]
             with theirs, suppress(OSError):  # who starts the slice itself will say why it cannot be started
-                said = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="autocompile-")), "log.txt")
-                tree = stack.enter_context(started(command, environment=environment, log=said, stdin=theirs.fileno()))
+                with tempfile.TemporaryDirectory(prefix="autocompile-") as folder:
+                    said = Path(folder, "log.txt")
+                    tree = stack.enter_context(
+                        started(command, environment=environment, log=said, stdin=theirs.fileno())
+                    )
+                    words = stack.enter_context(said.open(errors="replace"))
+                # its log has no name any more, so that nothing is left of it whoever is killed
                 if _answers(ours, tree, stop):
                     self._running = _Running(
                         control=ours, tree=tree, environment=environment, resources=stack.pop_all()
                     )
                     return
+                log.debug("each slice starts an interpreter of its own, since none can be forked: %s", words.read())
             self._refused = not stop.is_set()
-            words = said.read_text(errors="replace").strip() if said and said.exists() else ""
-            log.debug("each slice starts an interpreter of its own, since none can be forked: %s", words)
 
     def _end(self) -> None:
         if self._running is not None:

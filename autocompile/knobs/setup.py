@@ -111,6 +111,8 @@ def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:
         return
     if implicit and not _is_causal(setup.model):
         yield "implicit_causal_mask: not all attention of this model is causal over the whole sequence"
+    if config["sdpa"] == "flex" and next(setup.model.parameters()).device.type == "cpu":
+        yield "sdpa flex: flex attention has no backward pass on a CPU"
     if config["sdpa"] == "flex" and (dropout := attention_dropout(setup.model)):
         yield f"sdpa flex: this model drops attention weights ({dropout:g}), which flex attention cannot"
     if other and config["padding"] == "packed":

@@ -168,6 +168,7 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         loss = job.train_step(job.model, next(fed), optimizer)
         return torch.as_tensor(loss).detach().clone()  # a CUDA graph owns its output
 
+    unequal = shape_steps > 1 or run.request.workload.lengths is not None  # padded alike they still hold other tokens
     return Stepper(
         step=step,
         evaluate=_evaluation(job, device) if run.request.workload.eval_every else None,
@@ -177,7 +178,7 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         stepped=run.reporter.stepped,
         waited_seconds=fed.seconds,
         shape_steps=shape_steps,
-        epoch_steps=steps_of_an_epoch(job, n_micro_batches) if shape_steps > 1 else 1,
+        epoch_steps=steps_of_an_epoch(job, n_micro_batches) if unequal else 1,
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 from transformers import AutoTokenizer
 
@@ -19,6 +20,8 @@ def token_counts(found: Texts, workload: WorkloadSpec) -> tuple[int, ...]:
 
 @cache
 def _counted(name: str | None, found: Texts, trust_remote_code: bool) -> tuple[int, ...]:
+    if name is not None and name.startswith((".", "/", "~")) and not Path(name).is_dir():
+        raise WorkloadError(f"tokenizer {name}: there is no such directory")
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, ImportError) as error:

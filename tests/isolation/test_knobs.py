@@ -205,8 +205,6 @@ def test_sdpa_decides_the_kernel_eager_and_compiled(seen: dict[str, dict[str, An
 def test_other_attention_than_torch_s_kernels(seen: dict[str, dict[str, Any]]) -> None:
     assert seen["eager's own attention"]["kernels"] == []
     assert seen["eager's own attention"]["loss"] == pytest.approx(seen["eager"]["loss"], rel=1e-5)
-    assert seen["flex"]["attention"] == "flex_attention"
-    assert seen["flex"]["error"] == "NotImplementedError"  # a CPU has no backward of it
 
 
 def test_an_implicit_mask_makes_other_code_and_the_same_loss(seen: dict[str, dict[str, Any]]) -> None:

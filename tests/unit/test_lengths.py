@@ -146,6 +146,9 @@ def test_texts_are_as_long_as_a_tokenizer_says(tmp_path: Path) -> None:
         tokenizer=tokenizer_folder(tmp_path / "tokenizer"),
     )
     assert lengths_of(workload, seed=0) == [4, 3, 5]
+    nowhere = workload.model_copy(update={"tokenizer": str(tmp_path / "none")})
+    with pytest.raises(WorkloadError, match="there is no such directory"):
+        lengths_of(nowhere, seed=0)
     missing = workload.model_copy(update={"tokenizer": str(tmp_path)})
     with pytest.raises(WorkloadError, match=f"tokenizer {tmp_path}: "):
         lengths_of(missing, seed=0)
@@ -168,6 +171,9 @@ def test_a_line_without_a_text_is_named(line: str, tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xff"}\n')
+    with pytest.raises(UserError, match=r"lengths: .*data.jsonl:2: expected JSON: 'utf-8' codec"):
+        parse_lengths(str(tmp_path / "data.jsonl"))
     (tmp_path / "data.jsonl").write_text('{"text": "oops\n')
     with pytest.raises(UserError, match=r"lengths: .*data.jsonl:1: expected JSON: Invalid control character"):
         parse_lengths(str(tmp_path / "data.jsonl"))

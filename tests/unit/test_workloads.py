@@ -349,6 +349,7 @@ def test_no_config_of_a_model_keeps_the_cache_that_training_does_not_read() -> N
     [
         pytest.param("bert", {"implicit_causal_mask": True}, "not all attention", id="encoder"),
         pytest.param("mistral", {"implicit_causal_mask": True}, "not all attention", id="window"),
+        pytest.param("llama on a CPU", {"sdpa": "flex"}, "has no backward pass on a CPU", id="flex on a CPU"),
         pytest.param("gpt2", {"sdpa": "flex"}, r"drops attention weights \(0.1\)", id="flex with dropout"),
         pytest.param("llama", {"sdpa": "eager", "padding": "packed"}, "cannot be given", id="packed and eager"),
         pytest.param("llama", {"implicit_causal_mask": True, "padding": "packed"}, "needs the mask", id="packed"),
@@ -357,9 +358,11 @@ def test_no_config_of_a_model_keeps_the_cache_that_training_does_not_read() -> N
     ],
 )
 def test_attention_that_a_model_cannot_have_is_refused(model: str, knobs: dict[str, Any], reason: str) -> None:
-    config = AutoConfig.for_model(model)
-    auto = AutoModelForMaskedLM if model == "bert" else AutoModelForCausalLM
-    with torch.device("meta"):
+    name, _, device = model.partition(" on a ")
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = AutoConfig.for_model(name, **(small if device else {}))
+    auto = AutoModelForMaskedLM if name == "bert" else AutoModelForCausalLM
+    with torch.device(device.lower() or "meta"):
         built = auto.from_config(config)
     with pytest.raises(NotApplicable, match=reason):
         apply_config(Setup(model=built, regions={}), {**defaults(), **knobs})

@@ -38,7 +38,7 @@ def tune_command(spec: StudySpec, config: Config, changes: Mapping[str, KnobValu
     pins = {
         name: changes.get(name, value)
         for name, value in config.items()
-        if name in changes or name in spec.pinned or name not in KNOBS or value != KNOBS[name].default
+        if name in (*changes, *spec.pinned, "micro_batch") or name not in KNOBS or value != KNOBS[name].default
     }
     words = ["autocompile", "tune", *_workload_flags(spec.workload), *_settings({**_fields(spec.workload), **pins})]
     return shlex.join([*words, "--trials", str(_N_TRIALS)])

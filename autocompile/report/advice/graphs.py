@@ -146,7 +146,7 @@ GRAPHS = (
     Rule(
         cause="cudagraphs_without_a_gpu",
         seen=seen.cuda_graphs_on_a_cpu,
-        change="on a CPU mode=default is the same",
+        change="on a CPU it is the same without them",
         sets=changes.without_cuda_graphs,
     ),
     Rule(

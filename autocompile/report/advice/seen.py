@@ -190,7 +190,8 @@ def sizes_under_cuda_graphs(case: Case) -> list[str]:
 
 def cuda_graphs_on_a_cpu(case: Case) -> list[str]:
     wanted = case.records_graphs and not case.on_gpu and case.telemetry.cudagraph_skips
-    return [f"mode={case.config['mode']} wants CUDA graphs, and there is no GPU"] if wanted else []
+    knob = "mode" if case.config["backend"] == "inductor" else "backend"
+    return [f"{knob}={case.config[knob]} wants CUDA graphs, and there is no GPU"] if wanted else []
 
 
 def accumulates_under_cuda_graphs(case: Case) -> list[str]:
