@@ -6,6 +6,7 @@ import pytest
 
 from autocompile.records import Measured
 from autocompile.spec import Task, WorkloadSpec
+from autocompile.workloads.job import EPOCH_LENGTHS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -35,6 +36,7 @@ def test_padding_decides_how_many_graphs_sequences_of_many_lengths_need(measure,
     assert found.telemetry.graphs == graphs
     assert found.telemetry.recompiles_in_window == 0
     assert found.telemetry.mask == "padding"
+    assert found.measurement.step_seconds.n % (EPOCH_LENGTHS // 8) == 0  # whole passes, also where all have one width
 
 
 def test_packed_sequences_are_measured_and_checked(measure) -> None:
