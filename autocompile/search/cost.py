@@ -29,7 +29,8 @@ _TUNED = 3.0  # by coordinate descent
 _LAYER_COMPILE_SECONDS = {"cuda": 20.0, "cpu": 15.0}  # before any compile was seen
 _SLICE_SECONDS = {"cuda": 60.0, "cpu": 30.0}  # set-up and measuring, before any slice was seen
 _WARM_SHARE = 1 / 3  # of a cold compile; 2 of 14 s were seen on the H200, more where torch bypasses a cache
-_LONGER_WINDOW_SECONDS = 2.0  # of a confirmation, which seldom needs its whole window
+# Of a confirmation, whose window is longer and whose interpreter is its own: 6 to 11 s were seen on H200 hosts
+_CONFIRM_LONGER_SECONDS = {"cuda": 8.0, "cpu": 5.0}
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
 _Compiler: TypeAlias = tuple[str, str, str, str, bool]  # scope, backend, mode, dynamic, tuned: of a compile
@@ -44,6 +45,7 @@ class Costs:
     slices: dict[Key, float]
     checked: dict[Key, float]  # part of these, for the comparison with fp32 eager
     confirmed: dict[Key, float]  # another confirmation
+    confirmed_longer: float  # than a search slice
     at_least: dict[Key, float]  # of slices that were ended early
     cold: Callable[[_Compiler], float]
     uncompiled: Callable[[_Step], float]
@@ -63,6 +65,7 @@ def costs(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Cost
         slices={**_longest(confirmed), **_longest(searched)},
         checked={one.key: one.checked_seconds for one in searched if one.checked_seconds},
         confirmed=_longest(list(map(_again, _without_first(confirmed)))),
+        confirmed_longer=_CONFIRM_LONGER_SECONDS[facts.devices[0].type],
         at_least=_longest([one for one in full if one.stopped]),
         cold=cache(partial(_cold_seconds, facts, _observed_compiles(measured))),
         uncompiled=cache(partial(_uncompiled_seconds, spec, facts, list(alike.values()))),
@@ -106,10 +109,10 @@ def confirm_seconds(known: Costs, config: Config) -> float:
 
 
 def first_confirm_seconds(known: Costs, config: Config) -> float:
-    """As predicted from other slices: its window is longer, it finds the cache that the search slice left, and what
-    was compared there is not compared again."""
+    """As predicted from other slices: it starts an interpreter, finds the cache that the search slice left, and
+    compares nothing again."""
     saved = (1 - _WARM_SHARE) * compile_seconds(known, config) + known.checked.get(key(config), 0.0)
-    return slice_seconds(known, config) - saved + _LONGER_WINDOW_SECONDS
+    return slice_seconds(known, config) - saved + known.confirmed_longer
 
 
 def _timed(record: TrialRecord) -> TrialRecord:

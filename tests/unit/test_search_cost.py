@@ -101,21 +101,21 @@ SUSTAINED = [measured(2, LAYER, 14000, role=Role.PROBE, seconds=99)]
 @pytest.mark.parametrize(
     ("records", "settings", "first", "seconds"),
     [
-        pytest.param(SEEN, EAGER, 32, 32, id="eager: a longer window"),
-        pytest.param(SEEN, LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="compiled: a third of the compile too"),
-        pytest.param([*SEEN, *WARM], LAYER, 45 - 13 * 2 / 3 + 2, 22, id="the longest that was seen"),
-        pytest.param([*SEEN, *WARM], GRAPHS, 43 - 13 * 2 / 3 + 2, 43 - 13 * 2 / 3 + 2, id="seen of another config"),
-        pytest.param([*SEEN, *SUSTAINED], LAYER, 45 - 13 * 2 / 3 + 2, 45 - 13 * 2 / 3 + 2, id="a sustained minute"),
-        pytest.param(COMPARED, LAYER, 32, 30, id="nothing but confirmations"),
-        pytest.param([FIRST], LAYER, 60 - 13 * 2 / 3 + 2, 60 - 20 - 13 * 2 / 3, id="the first of a paired plan"),
+        pytest.param(SEEN, EAGER, 38, 38, id="eager: a longer window"),
+        pytest.param(SEEN, LAYER, 45 - 13 * 2 / 3 + 8, 45 - 13 * 2 / 3 + 8, id="compiled: a third of the compile too"),
+        pytest.param([*SEEN, *WARM], LAYER, 45 - 13 * 2 / 3 + 8, 22, id="the longest that was seen"),
+        pytest.param([*SEEN, *WARM], GRAPHS, 43 - 13 * 2 / 3 + 8, 43 - 13 * 2 / 3 + 8, id="seen of another config"),
+        pytest.param([*SEEN, *SUSTAINED], LAYER, 45 - 13 * 2 / 3 + 8, 45 - 13 * 2 / 3 + 8, id="a sustained minute"),
+        pytest.param(COMPARED, LAYER, 38, 30, id="nothing but confirmations"),
+        pytest.param([FIRST], LAYER, 60 - 13 * 2 / 3 + 8, 60 - 20 - 13 * 2 / 3, id="the first of a paired plan"),
         pytest.param(
             [FIRST, confirmed(1, LAYER, 14000)],
             LAYER,
-            60 - 13 * 2 / 3 + 2,
+            60 - 13 * 2 / 3 + 8,
             30,
             id="the first fills what the second finds",
         ),
-        pytest.param([CHECKED], LAYER, 60 - 13 * 2 / 3 - 20 + 2, 60 - 13 * 2 / 3 - 20 + 2, id="its numerics are known"),
+        pytest.param([CHECKED], LAYER, 60 - 13 * 2 / 3 - 20 + 8, 60 - 13 * 2 / 3 - 20 + 8, id="its numerics are known"),
     ],
 )
 def test_confirm_seconds(records, settings, first, seconds):

@@ -449,8 +449,8 @@ def test_a_long_compile_may_start_when_nothing_cheaper_is_untried():
     pinned = {"scope": "layer", "mode": "max-autotune"}
     records = [BASELINE, measured(1, config(**pinned), 14000, seconds=160, cold_seconds=130)]
     heavy = config(**pinned, fullgraph=True)  # compiles for more than a third of what is left before the confirmations
-    assert admissible(spec(seconds=520, pinned=pinned), facts(), records, 30)(heavy)
-    assert not admissible(spec(seconds=520, pinned={"scope": "layer"}), facts(), records, 30)(heavy)
+    assert admissible(spec(seconds=560, pinned=pinned), facts(), records, 30)(heavy)
+    assert not admissible(spec(seconds=560, pinned={"scope": "layer"}), facts(), records, 30)(heavy)
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_pairs_known_to_fail_get_one_try_when_all_else_is_tried():
     assert not any(map(admissible(study, facts(), after, 0), pairs))
 
 
-RIVAL, EAGER_AGAIN = 30 - 13 * 2 / 3 + 2, 30 + 2  # seconds of their confirmations
+RIVAL, EAGER_AGAIN = 30 - 13 * 2 / 3 + 8, 30 + 8  # seconds of their confirmations
 
 
 @pytest.mark.parametrize(
@@ -494,19 +494,19 @@ RIVAL, EAGER_AGAIN = 30 - 13 * 2 / 3 + 2, 30 + 2  # seconds of their confirmatio
         pytest.param(spec(seconds=7200), DONE, 900, id="a long budget"),
         pytest.param(spec(seconds=400), [BASELINE], 300, id="nothing to confirm yet"),
         pytest.param(
-            spec(seconds=1700),
+            spec(seconds=1900),
             KNOWN_GOOD,
-            1600 - (6 * (2 * RIVAL + 2 * EAGER_AGAIN) + RIVAL + 60 + 5),
+            1800 - (6 * (2 * RIVAL + 2 * EAGER_AGAIN) + RIVAL + 60 + 5),
             id="less six blocks of four and the sustained minute",
         ),
-        pytest.param(spec(seconds=400), KNOWN_GOOD, 300 - (200 + 5), id="less half the budget, if it holds no more"),
+        pytest.param(spec(seconds=420), KNOWN_GOOD, 320 - (210 + 5), id="less half the budget, if it holds no more"),
         pytest.param(
-            spec(seconds=300), KNOWN_GOOD, 200 - (3 * (RIVAL + EAGER_AGAIN) + 5), id="less three blocks of the pair"
+            spec(seconds=330), KNOWN_GOOD, 230 - (3 * (RIVAL + EAGER_AGAIN) + 5), id="less three blocks of the pair"
         ),
         pytest.param(
-            spec(seconds=300),
+            spec(seconds=330),
             [*KNOWN_GOOD, *(confirmed(7 + n, c, 14000, seconds=5) for n, c in enumerate([LAYER_8, LAYER, EAGER_8]))],
-            200 - (3 * (RIVAL + EAGER_AGAIN) + 5),
+            230 - (3 * (RIVAL + EAGER_AGAIN) + 5),
             id="quick confirmations give no time back to the search",
         ),
         pytest.param(spec(seconds=260), KNOWN_GOOD, 0, id="only the time of the confirmations is left"),

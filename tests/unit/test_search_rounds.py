@@ -47,7 +47,7 @@ def name(settings):
 def searched(*names, **speeds):
     """Without a compile to wait for, so that all slices take as long."""
     return [
-        measured(n, CONFIGS[each], speeds.get(each, SPEEDS[each]), seconds=SLICE_SECONDS - 2, cold_seconds=0)
+        measured(n, CONFIGS[each], speeds.get(each, SPEEDS[each]), seconds=SLICE_SECONDS - 8, cold_seconds=0)
         for n, each in enumerate(names)
     ]
 
@@ -389,7 +389,7 @@ def test_more_search_starts_a_phase_of_its_own():
 
 def test_a_slice_lost_in_an_earlier_phase_is_not_owed():
     lost = stopped(4, LAYER_8, "budget", role=Role.CONFIRM)
-    fast = measured(5, config(scope="layer", micro_batch=2), 20000, seconds=18, cold_seconds=0)
+    fast = measured(5, config(scope="layer", micro_batch=2), 20000, seconds=SLICE_SECONDS - 8, cold_seconds=0)
     means = Means(History(STUDY, facts(), (*FOUR, lost, fast)), INF)
     assert next_confirmation(means) == fast.config
 
