@@ -77,7 +77,7 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
             if caught:
                 raise Interrupted(None, caught[0]) from error
             raise
-    parallel = slots(facts, place.gpus)
+    side_by_side = slots(facts, place.gpus, each=spec.workload.gpus_per_trial)
     spec = spec.model_copy(update={"workload": resolved(spec.workload, facts)})
     with Storage.open(place.storage) as storage:
         name = open_study(spec, name=place.study, storage=storage, facts=facts, folder_root=Path(STUDIES))
@@ -86,7 +86,7 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
             spec=spec,
             facts=facts,
             folder=Path(STUDIES, name),
-            slots=parallel,
+            slots=side_by_side,
             storage=storage,
             executor=executor,
             stop=stop,
@@ -94,10 +94,10 @@ def opened(spec: StudySpec, place: Place) -> Iterator[Opened]:
         )
 
 
-def slots(facts: Facts, gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """The GPUs of each slice that may run at the same time: one slice for each GPU, one in all on a CPU.
+def slots(facts: Facts, gpus: Sequence[int], *, each: int = 1) -> tuple[tuple[int, ...], ...]:
+    """The GPUs of each slice that may run at the same time, ``each`` so many; one slice in all on a CPU.
 
-    UserError where they differ, since one study compares configs on one kind of GPU.
+    UserError where they differ, since one study compares configs on one kind of GPU, or are too few.
     """
     if facts.devices[0].type == "cpu":
         return ((),)
@@ -105,7 +105,9 @@ def slots(facts: Facts, gpus: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     if len({device.name for device in facts.devices}) > 1:
         names = ", ".join(f"{index}: {device.name}" for index, device in zip(indices, facts.devices, strict=False))
         raise UserError(f"--gpus: expected GPUs of one kind, found {names}; name those to use")
-    return tuple((index,) for index in indices)
+    if len(indices) < each:
+        raise UserError(f"--gpus-per-trial {each}: expected at most the {len(indices)} that a trial can have here")
+    return tuple(indices[start : start + each] for start in range(0, len(indices) - each + 1, each))
 
 
 def check_mask(gpus: Sequence[int], mask: str | None) -> None:

@@ -12,13 +12,13 @@ import torch
 import torch._dynamo
 from torch import nn
 
-from autocompile.best_file import load
+from autocompile.best_file import BestConfig, load
 from autocompile.errors import ConfigMismatch
 from autocompile.knob_table import KNOBS
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
-from autocompile.spec import BestConfig, Method, Task
+from autocompile.spec import Method, Parallel, Task
 from autocompile.values import major_minor
 
 log = logging.getLogger("autocompile")
@@ -98,7 +98,8 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
     _warn_if_used(model)
     regions = best.workload.regions or default_regions(model)
     try:
-        setup = apply_config(Setup(model=model, regions=regions), best.config)
+        inside = best.made_for.parallel == Parallel.FSDP
+        setup = apply_config(Setup(model=model, regions=regions, inside_hooks=inside), best.config)
     except NotApplicable as error:
         raise ConfigMismatch(f"{path}: {error}") from error
     yours = {**setup.yours, **_script_settings(best)}

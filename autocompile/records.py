@@ -108,7 +108,8 @@ class Measurement(Value):
     compile: Compile
     unit: Literal["tokens", "samples"] = "tokens"
     setup_seconds: float | None = None
-    peak_memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None  # of the rank that needs most
+    peak_memory_bytes_by_rank: tuple[int, ...] = ()  # where there are several
     reserved_memory_bytes: int | None = None
     device_memory_bytes: int | None = None
     losses: tuple[float, ...] = ()
@@ -187,6 +188,7 @@ class Telemetry(Value):
     mask: Literal["none", "ones", "padding", "packed"] | None = None
     regions: tuple[Region, ...] = ()
     graphs: int | None = None
+    bucket_graphs: int | None = None  # the pieces, where DDP cut graphs at the borders of its buckets
     graph_breaks: tuple[GraphBreak, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     recompiles_in_window: int | None = None

@@ -263,6 +263,8 @@ def _complaints(error: ValidationError, source: str) -> Iterator[str]:
 
 def _flag(where: str) -> str:
     """The flag that sets this field, in the words of whoever typed it."""
+    if where in ("", "workload"):
+        return ""  # several together, which the message names
     field = where.removeprefix("workload.")
     if field in _FLAGS:
         return f"--{_FLAGS[field].replace('_', '-')}"

@@ -1,11 +1,11 @@
-"""What is asked: the study's spec, the request to a slice, the facts of a machine, and the best-config file."""
+"""What is asked: the study's spec, the request to a slice, and the facts of a machine."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from autocompile.knob_table import KnobValue
 from autocompile.space import Config, SearchSpace, Traits
@@ -34,6 +34,23 @@ class Task(StrEnum):
     MASKED_LM = "masked-lm"
     CLASSIFICATION = "classification"
     IMAGE_CLASSIFICATION = "image-classification"
+
+
+class Parallel(StrEnum):
+    """How one trial trains on several GPUs of one host; ``fsdp`` is FSDP2, the others but ``ddp`` are DeepSpeed's."""
+
+    NONE = "none"
+    DDP = "ddp"
+    FSDP = "fsdp"
+    ZERO0 = "zero0"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+    @property
+    def zero_stage(self) -> int | None:
+        """Of DeepSpeed's ZeRO, where this is one."""
+        return int(self[-1]) if self.startswith("zero") else None
 
 
 class Role(StrEnum):
@@ -70,8 +87,8 @@ class WorkloadSpec(Value):
     mask: Literal["none", "ones", "padding"] = "none"
     weights: bool = False
     trust_remote_code: bool = False
-    parallel: Literal["none"] = "none"
-    gpus_per_trial: int = Field(default=1, ge=1, le=1)
+    parallel: Parallel = Parallel.NONE
+    gpus_per_trial: int = Field(default=1, ge=1)  # processes of one trial, also on a CPU
     device: Literal["cuda", "cpu"] | None = None  # None: the GPU if there is one
     options: dict[str, KnobValue] = {}  # of a user's script, from --set workload.KEY=VALUE
 
@@ -91,6 +108,39 @@ class WorkloadSpec(Value):
         if self.trainer is not None and self.script is None:
             raise ValueError("a trainer is what a workload script's function returns; give --workload")
         return self
+
+    @field_validator("parallel", mode="before")
+    @classmethod
+    def _one_host(cls, value: Any) -> Any:
+        if value not in list(Parallel):
+            ways = ", ".join(Parallel)
+            raise ValueError(f"expected {ways}; more hosts, tensor, pipeline and context parallelism are not covered")
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_to_train_on_several(self) -> WorkloadSpec:
+        if self.parallel is Parallel.NONE and self.gpus_per_trial > 1:
+            ways = ", ".join(way for way in Parallel if way is not Parallel.NONE)
+            raise ValueError(f"gpus_per_trial {self.gpus_per_trial} needs a way to use them: give --parallel {ways}")
+        if self.parallel is not Parallel.NONE and self.gpus_per_trial < 2:
+            raise ValueError(f"parallel {self.parallel} trains on several GPUs: give --gpus-per-trial 2 or more")
+        if reason := _why_not_parallel(self):
+            raise ValueError(f"parallel {self.parallel}: {reason}")
+        return self
+
+
+def _why_not_parallel(workload: WorkloadSpec) -> str | None:
+    """What of this workload its way to train on several GPUs cannot do."""
+    parallel, stage = workload.parallel, workload.parallel.zero_stage
+    if parallel is Parallel.NONE:
+        return None
+    if workload.trainer is not None:
+        return "a Trainer sets up its own; so far it is measured on one GPU"
+    if workload.method is Method.QLORA and (parallel is Parallel.FSDP or stage == 3):
+        return "bitsandbytes' 4-bit weights cannot be sharded; ddp, zero1 and zero2 keep them whole"
+    if workload.precision is Precision.FP16_MIXED and parallel is not Parallel.DDP:
+        return "its gradients are scaled by a scaler of its own, which fp16-mixed here is not; bf16 needs none"
+    return None
 
 
 class Fidelity(Value):
@@ -292,59 +342,4 @@ def gradient_accumulation(workload: WorkloadSpec, config: Config) -> int:
     """Micro-batches per optimizer step, one rank; 1 where no global batch is given."""
     if workload.global_batch is None:
         return 1
-    return workload.global_batch // int(config["micro_batch"])
-
-
-class Expected(Value):
-    """What the study measured for its config: [median, low, high] where a list, units in the names."""
-
-    tokens_per_second: tuple[float, float, float]
-    step_seconds: tuple[float, float, float]
-    peak_memory_bytes: int | None
-    compile_seconds: float
-    graphs: int | None
-
-
-class Evidence(Value):
-    """Ratios of the verdict; null where the study could not measure one. ``confirmed_by`` are trial numbers."""
-
-    speedup: float | None
-    speedup_vs_best_eager: float | None
-    confirmed_by: tuple[int, ...]
-    break_even_steps: int | None
-
-
-class MadeFor(Value):
-    """Where the config holds. Versions are strings, major.minor."""
-
-    gpu: str
-    torch: str
-    triton: str | None
-    method: str
-    model_type: str | None
-    parallel: str
-    world_size: int
-    sequence_length: int
-
-
-class BestWorkload(Value):
-    """The training that was measured; ``spec`` is the whole WorkloadSpec, so that it can be built again."""
-
-    micro_batch: int
-    gradient_accumulation: int
-    precision: str
-    spec: WorkloadSpec
-    regions: dict[str, str] | None = None  # of a user's script, which may name its own
-
-
-class BestConfig(Value):
-    """The file ``best.yaml``, format 1."""
-
-    format: Literal[1] = 1
-    study: str
-    result: Literal["win", "tie", "loss"]
-    config: dict[str, KnobValue]
-    expected: Expected
-    evidence: Evidence
-    made_for: MadeFor
-    workload: BestWorkload
+    return workload.global_batch // (int(config["micro_batch"]) * workload.gpus_per_trial)

@@ -62,8 +62,10 @@ EvalEvery = Annotated[
 Tokens = Annotated[str | None, _flag("--tokens", "T", "Length of the planned run, such as 50M: compile time counts.")]
 Steps = Annotated[int | None, _flag("--steps", "N", "Length of the planned run in global batches.")]
 Headroom = Annotated[str | None, _flag("--memory-headroom", "PERCENT", "GPU memory to keep free. [default: 8%]")]
-Parallel = Annotated[str | None, _flag("--parallel", "none", "How a trial uses several GPUs; so far it has one.")]
-GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial; several trials run at once.")]
+Parallel = Annotated[
+    str | None, _flag("--parallel", "none", "ddp, fsdp or zero0 to zero3: how a trial uses several GPUs.")
+]
+GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial, or processes on a CPU.")]
 Executor = Annotated[str, _flag("--executor", "local", "Where slices run.")]
 Set = Annotated[
     list[str] | None, _flag("--set", "KEY=VALUE", "Pin a knob (micro_batch=4) or set a workload's field (lora.r=64).")

@@ -41,7 +41,7 @@ def scope(setup: Setup, name: str) -> Setup:
     _set_recompile_limit(setup.recompile_limit)
     if name == "nested":
         _share_one_graph(modules_of(setup, "layer"))
-    groups = _compile_in_place(modules, name, setup.options, marks_lengths=setup.marks_lengths)
+    groups = _compile_in_place(modules, name, setup)
     around = setup.checkpointing == "inside" and not _holds_layers(name)
     return setup.did(
         "scope",
@@ -116,7 +116,7 @@ def _mark_lengths(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
 
 @dataclass
 class _CompiledCall:
-    """Stands in for ``module._call_impl``; counts the calls that come from outside a graph."""
+    """Stands in for the module's ``_call_impl`` or ``forward``; counts the calls that come from outside a graph."""
 
     module: nn.Module
     compiled: Callable[..., Any]
@@ -140,9 +140,11 @@ def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def _compile_in_place(
-    modules: dict[str, nn.Module], scope: str, options: Mapping[str, Any], *, marks_lengths: bool
-) -> tuple[CompiledGroup, ...]:
+def _region_inside_hooks(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return type(module).forward(module, *args, **kwargs)
+
+
+def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -> tuple[CompiledGroup, ...]:
     """One compiled frame per group of equal modules.
 
     ``module.compile()`` does nothing for torch.nn's own classes, whose frames dynamo skips; a frame of ours around
@@ -150,16 +152,21 @@ def _compile_in_place(
     modules of different width must not use up one limit.
     """
     groups: list[CompiledGroup] = []
+    region = _region_inside_hooks if setup.inside_hooks else _region
     for members in _by_kind(modules).values():
         frame = f"autocompile_region_{next(_NUMBERS)}"
-        code = _region.__code__.replace(co_name=frame, co_qualname=frame)
-        compiled = torch.compile(types.FunctionType(code, globals(), frame), **options)
+        code = region.__code__.replace(co_name=frame, co_qualname=frame)
+        compiled = torch.compile(types.FunctionType(code, globals(), frame), **setup.options)
         kind = type(next(iter(members.values()))).__name__
         alike = sum(group.name.split("#")[0] == f"{scope}:{kind}" for group in groups)
         name = f"{scope}:{kind}#{alike + 1}" if alike else f"{scope}:{kind}"
         group = CompiledGroup(name=name, frame=frame, modules=tuple(members))
         for module in members.values():
-            module._compiled_call_impl = _CompiledCall(module, compiled, group, marks_lengths)
+            call = _CompiledCall(module, compiled, group, setup.marks_lengths)
+            if setup.inside_hooks:
+                module.forward = call
+            else:
+                module._compiled_call_impl = call
         groups.append(group)
     return tuple(groups)
 

@@ -11,7 +11,7 @@ from autocompile.report.advice.guards import kind_of, readable, source_of
 from autocompile.report.document import Places, scrub
 from autocompile.report.sentence import sentence
 from autocompile.report.study import Study
-from autocompile.report.words import duration, outcome, short, word
+from autocompile.report.words import duration, gib, outcome, short, word
 
 _LABEL = "{:<12}"
 
@@ -124,7 +124,8 @@ def _compiled(record: TrialRecord, telemetry: Telemetry) -> Iterator[tuple[str, 
         found = record.measurement.compile
         cold = f", {duration(found.cold_seconds)} from an empty one" if found.cache != "cold" else ""
         spent = f"; {duration(found.seconds)} of compile with a cache that was {found.cache}{cold}"
-    yield "compiled", f"{telemetry.compile_applied or 'unknown'}: {graphs} graphs{spent}"
+    cut = f", which DDP cut into {telemetry.bucket_graphs} at its buckets" if telemetry.bucket_graphs else ""
+    yield "compiled", f"{telemetry.compile_applied or 'unknown'}: {graphs} graphs{cut}{spent}"
     for region in telemetry.regions:
         calls = "" if region.calls is None else f", {region.calls} calls"
         yield "region", f"{region.name}: {region.modules} modules, {region.graphs} graphs{calls}"
@@ -172,6 +173,8 @@ def _machine(found: Measurement) -> Iterator[tuple[str, str]]:
         held = f", clock held down by {', '.join(found.gpu.limits)}" if found.gpu.limits else ""
         state = f"{found.gpu.sm_clock_mhz} MHz, {found.gpu.power_watts:.0f} W, {found.gpu.temperature_celsius} C"
         yield "GPU", f"{state}{held}"
+    if found.peak_memory_bytes_by_rank:
+        yield "memory", f"peak of each rank {', '.join(map(gib, found.peak_memory_bytes_by_rank))} GiB"
     if found.mfu is not None:
         yield "MFU", f"{found.mfu:.1%} of a matrix product's speed"
     if found.eval_seconds is not None:

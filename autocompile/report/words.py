@@ -71,9 +71,11 @@ def workload(spec: StudySpec, facts: Facts) -> str:
     inputs = f"{lengths} {asked.sequence_length}{more}, mask {asked.mask if asked.lengths is None else 'as needed'}"
     if facts.task is Task.IMAGE_CLASSIFICATION:
         inputs = f"images of {f'{asked.image_size} pixels' if asked.image_size else 'the usual size'}{more}"
+    places = "GPUs" if device.type == "cuda" else "processes"
+    ranks = f"{asked.parallel} on {asked.gpus_per_trial} {places} a trial, " if asked.gpus_per_trial > 1 else ""
     return (
         f"{asked.model or asked.script}: {count} parameters in {facts.layers} layers, {facts.method}, "
-        f"{facts.precision}, {inputs}, "
+        f"{facts.precision}, {inputs}, {ranks}"
         f"on {device.name} ({gib(device.memory_bytes)} GiB)"
     )
 

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Literal
 
+from autocompile.best_file import BestConfig, BestWorkload, Evidence, Expected, MadeFor
 from autocompile.records import Result, State, TrialRecord
 from autocompile.search.canonical import canonical, key, micro_batch
 from autocompile.search.history import History, history_of
 from autocompile.search.verdict import verdict
 from autocompile.space import Config
 from autocompile.spec import (
-    BestConfig,
-    BestWorkload,
-    Evidence,
-    Expected,
     Facts,
-    MadeFor,
     Role,
     StudySpec,
     gradient_accumulation,

@@ -5,17 +5,23 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from autocompile.knobs import apply_config
 from autocompile.slice.cycles import Cycle, cycles
 from autocompile.slice.deviation import Step
-from autocompile.spec import MeasureRequest, gradient_accumulation
+from autocompile.slice.group import Group
+from autocompile.space import Config
+from autocompile.spec import MeasureRequest, WorkloadSpec, gradient_accumulation
 from autocompile.workloads.job import Context, Job, prepare, trainable
+from autocompile.workloads.parallel import EngineStep, Gradient, own_gradient, parallel_setup, wrapped
+from autocompile.workloads.training import moved
 
 STEPS = 3  # compared, each on other batches
 _MOST_TRIES = 20  # of a step: fp16's scaler skips some until it has found its scale
@@ -32,12 +38,12 @@ class State:
 
 
 class Onlooker(Optimizer):
-    """Sees what an optimizer would see, and changes nothing."""
+    """Sees what an optimizer would see, and changes nothing. ``gradient`` tells that of a parameter of the model."""
 
-    def __init__(self, job: Job) -> None:
-        optimizer = job.optimizer(trainable(job.model))
+    def __init__(self, optimizer: Optimizer, model: nn.Module, gradient: Gradient = own_gradient) -> None:
         super().__init__(optimizer.param_groups, {})  # its groups, for a training step that looks at them
-        self._names = {parameter: name for name, parameter in job.model.named_parameters()}
+        self._names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._gradient = gradient
         self.forget()
 
     def forget(self) -> None:
@@ -48,13 +54,12 @@ class Onlooker(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        parameters: Iterable[Any] = itertools.chain.from_iterable(group["params"] for group in self.param_groups)
-        self.gradients = {
-            self._names[parameter]: _copied(parameter.grad)
-            for parameter in parameters
-            if parameter in self._names and parameter.grad is not None
-        }
+        self.look()
         return result
+
+    def look(self) -> None:
+        found = ((name, self._gradient(parameter)) for parameter, name in self._names.items())
+        self.gradients = {name: _copied(gradient) for name, gradient in found if gradient is not None}
 
 
 def _copied(gradient: Tensor) -> Tensor:
@@ -64,11 +69,18 @@ def _copied(gradient: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
-    """A job whose weights stay as they are while it trains; the same batches and seeds for each copy."""
+    """A job whose weights stay as they are while it trains; the same batches and seeds for each copy.
+
+    ``model`` is the job's, inside of what may be wrapped around it. Of several ranks each has its own micro-batches,
+    or, with ``for_all``, one trains on those of all. ``loss`` is then the mean over the ranks all the same.
+    """
 
     job: Job
+    model: nn.Module
     onlooker: Onlooker
     n_micro_batches: int
+    group: Group
+    for_all: bool = False
     seed: int
     device: torch.device
     stepped: Callable[[], None]  # told after each step, for deadlines
@@ -81,16 +93,24 @@ class Copy:
     def warm_up_batches(self) -> Iterator[Cycle]:
         """Those that will be compared, over and over."""
         while True:
-            yield from itertools.islice(cycles(self.job, self.n_micro_batches), STEPS)
+            yield from itertools.islice(self._cycles(), STEPS)
 
     def steps(self, *, draw: int = 0) -> Iterator[Step]:
         """The steps to compare; those of another ``draw`` use other random numbers on the same batches."""
-        stream = cycles(self.job, self.n_micro_batches)
+        stream = self._cycles()
         for number in range(STEPS):
             torch.manual_seed(self.seed + number)
             batches = next(stream)
             torch.manual_seed(self.seed + number + STEPS * draw)
             yield self._recorded(batches)
+
+    def _cycles(self) -> Iterator[Cycle]:
+        for cycle in cycles(self.job, self.n_micro_batches):
+            if self.for_all:
+                ranks = self.group.gathered(moved(cycle, torch.device("cpu")))
+                yield [moved(batch, self.device) for own in ranks for batch in own]
+            else:
+                yield cycle
 
     def _recorded(self, batches: Cycle) -> Step:
         """Without gradients if even the last try does not get to the optimizer."""
@@ -102,7 +122,7 @@ class Copy:
             if self.onlooker.gradients is not None:
                 break
         return Step(
-            loss=float(loss),
+            loss=float(loss) if self.for_all else fmean(self.group.gathered(float(loss))),
             loss_spacing=torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0,
             gradients=self.onlooker.gradients or {},
             is_random=not torch.equal(before, self._random_state()),
@@ -114,23 +134,46 @@ class Copy:
 
 
 def make_copy(
-    request: MeasureRequest, *, device: torch.device, layers: int | None, stepped: Callable[[], None]
+    request: MeasureRequest, *, device: torch.device, layers: int | None, stepped: Callable[[], None], group: Group
 ) -> Copy:
-    """Build the workload of this request once more, with so many layers. The copy before it must be gone."""
+    """Build the workload of this request once more, with so many layers, as one rank trains it for all.
+
+    The copy before it must be gone.
+    """
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
     ctx = Context.of(request.workload, request.config, device=device, seed=request.seed, depth=layers)
-    job = prepare(ctx, request.workload)
+    job = prepare(ctx.of_rank(group.rank), request.workload)
     stepped()
     return Copy(
         job=job,
-        onlooker=Onlooker(job),
+        model=job.model,
+        onlooker=Onlooker(job.optimizer(trainable(job.model)), job.model),
+        group=group,
+        for_all=group.world_size > 1,
         n_micro_batches=gradient_accumulation(request.workload, request.config),
         seed=request.seed,
         device=device,
         stepped=stepped,
     )
+
+
+def configured(copy: Copy, workload: WorkloadSpec, config: Config) -> Copy:
+    """The copy with all knobs, and as its ranks train it."""
+    setup = apply_config(parallel_setup(copy.job, workload.parallel), config)
+    still = replace(copy.job, optimizer=_standing_still) if workload.parallel.zero_stage is not None else copy.job
+    ranks = wrapped(still, setup, workload.parallel, n_micro_batches=copy.n_micro_batches)
+    onlooker = Onlooker(ranks.optimizer, copy.model, ranks.gradient)
+    job = ranks.job
+    if isinstance(job.train_step, EngineStep):
+        job = replace(job, train_step=replace(job.train_step, before_step=onlooker.look))
+    return replace(copy, job=job, onlooker=onlooker, for_all=False)
+
+
+def _standing_still(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """DeepSpeed's engine takes its step itself."""
+    return torch.optim.SGD(parameters, lr=0.0)
 
 
 def fill_zeros(model: nn.Module) -> None:

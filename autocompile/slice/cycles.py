@@ -103,3 +103,22 @@ def tokens_of_cycles(job: Job, n_micro_batches: int, *, before: int, n: int, pas
             tokens.append(sum(job.tokens(batch) for batch in cycle))
         passed()
     return tokens
+
+
+def evaluation(job: Job, device: torch.device) -> Callable[[], None]:
+    """One step of it: the loss of a batch of a stream of its own, in eval mode and without gradients."""
+    batches = cycles(job, 1)
+
+    def evaluate() -> None:
+        if device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()
+        modes = [(module, module.training) for module in job.model.modules()]  # a script may keep parts in eval mode
+        job.model.eval()
+        try:
+            with torch.no_grad():
+                job.loss(job.model, next(batches)[0])
+        finally:
+            for module, training in modes:
+                module.training = training
+
+    return evaluate

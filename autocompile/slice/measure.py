@@ -15,12 +15,14 @@ import torch
 from autocompile.records import Degradation, GpuState, StepSeconds
 from autocompile.slice.clocks import Clock, clock_of, reconciled
 from autocompile.slice.gpu_state import GpuWatch, Nvml
+from autocompile.slice.group import ALONE, Group
 from autocompile.spec import SlicePlan
 
 WARMUP_STEPS = 3  # at least, whole optimizer steps
 QUIET_STEPS = 2  # without compile, CUDA-graph recording or allocator growth, before a window may begin
 _FIRST_EVALUATION = 3  # step of a window at the latest: a window may be shorter than what lies between two
 _PATIENCE = 3.0  # times the window's seconds, to end with a whole epoch
+_STRIDE_SECONDS = 0.2  # of cycles between two looks at a window of several ranks, which cost each a message
 MOST_COMPILING_STEPS = 60
 MOST_GROWING_STEPS = 60  # an allocator that grows for ever is no reason not to measure
 
@@ -45,7 +47,7 @@ class Stepper:
     ``shape_steps`` are the steps from the stream's beginning until every shape that soon comes has come,
     ``epoch_steps`` those after which the same batches come again, 1 where all are alike or nobody knows. ``evaluate``,
     if there is one, is called after every ``eval_every`` of a window's steps, first after the third at the latest, and
-    after each of warm-up.
+    after each of warm-up. All ranks of ``group`` take the same steps.
     """
 
     step: Callable[[], torch.Tensor]
@@ -58,6 +60,7 @@ class Stepper:
     epoch_steps: int = 1
     evaluate: Callable[[], None] | None = None
     eval_every: int = 1
+    group: Group = ALONE
 
     def synchronise(self) -> None:
         if self.device.type == "cuda":
@@ -93,12 +96,14 @@ def warm_up(stepper: Stepper, plan: SlicePlan) -> list[float]:
     preheat_seconds = plan.preheat_seconds if stepper.device.type == "cuda" else 0.0
     losses: list[float] = []
     n_compiling, noisy_step, noisy_time = 0, 0, time.perf_counter()
-    while not is_warm(
-        steps=len(losses),
-        shape_steps=stepper.shape_steps,
-        quiet_steps=len(losses) - noisy_step,
-        quiet_seconds=time.perf_counter() - noisy_time,
-        preheat_seconds=preheat_seconds,
+    while not stepper.group.all(
+        is_warm(
+            steps=len(losses),
+            shape_steps=stepper.shape_steps,
+            quiet_steps=len(losses) - noisy_step,
+            quiet_seconds=time.perf_counter() - noisy_time,
+            preheat_seconds=preheat_seconds,
+        )
     ):
         compiles, reserved = stepper.watch.n_compiles(), stepper.reserved_bytes()
         losses.append(float(stepper.step()))  # reading the loss waits for the step
@@ -135,12 +140,12 @@ def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:
         losses += window.losses
         if hits := stepper.watch.limit_hits():
             raise RecompileStorm(f"recompile limit hit: {hits[0]} runs eager since")
-        if stepper.watch.n_compiles() != before:
+        if stepper.group.any(stepper.watch.n_compiles() != before):
             if voided:
                 raise RecompileStorm("compiled again inside two windows in a row")
             voided = True
             losses += tuple(warm_up(stepper, plan))
-        elif window.flags and plan.repeats and not repeated:
+        elif stepper.group.any(bool(window.flags)) and plan.repeats and not repeated:
             repeated = True
             log.warning("window repeated: %s, %s", " and ".join(window.flags), window.gpu)
         else:
@@ -168,6 +173,7 @@ class _Cycles:
     clock: Clock
     losses: list[torch.Tensor] = field(default_factory=list)
     evaluations: set[int] = field(default_factory=set)  # which of the intervals
+    looked_at: int = 0  # how many cycles there were when their interval was last computed
 
     def turn(self) -> None:
         stepper = self.stepper
@@ -180,6 +186,22 @@ class _Cycles:
             self.evaluations.add(len(self.losses) + len(self.evaluations))
         stepper.stepped()
         self.clock.read()
+
+    def to_come(self, plan: SlicePlan, passed: float) -> int:
+        """Cycles until the next look at the window after so many seconds of it, 0 where it is over."""
+        n = len(self.losses)
+        stride = 1 if self.stepper.group.world_size == 1 else max(1, int(_STRIDE_SECONDS * n / passed))
+        if n % self.stepper.epoch_steps and passed < _PATIENCE * plan.window_seconds:
+            # parts of an epoch hold more or fewer tokens a step than the whole
+            return min(stride, self.stepper.epoch_steps - n % self.stepper.epoch_steps)
+        done = len(self.clock.seconds) - len(self.evaluations)
+        if done >= plan.min_cycles and passed > plan.window_seconds:
+            return 0
+        if done >= max(plan.min_cycles, 1.1 * self.looked_at):  # sorting them after each would slow short cycles
+            self.looked_at = done
+            if is_narrow(self.split(self.clock.seconds)[0], plan.interval):
+                return 0
+        return stride
 
     def split(self, seconds: Sequence[float]) -> tuple[list[float], list[float]]:
         """Of these intervals the cycles and the evaluations."""
@@ -195,18 +217,11 @@ def _window(stepper: Stepper, plan: SlicePlan) -> Window:
         turns = _Cycles(stepper, clock)
         waited, began = stepper.waited_seconds(), time.perf_counter()
         clock.tick()
-        looked_at = 0
-        while True:
-            turns.turn()
-            done, passed = len(clock.seconds) - len(turns.evaluations), time.perf_counter() - began
-            if len(turns.losses) % stepper.epoch_steps and passed < _PATIENCE * plan.window_seconds:
-                continue  # parts of an epoch hold more or fewer tokens a step than the whole
-            if done >= plan.min_cycles and passed > plan.window_seconds:
-                break
-            if done >= max(plan.min_cycles, 1.1 * looked_at):  # sorting them after each would slow short cycles
-                looked_at = done
-                if is_narrow(turns.split(clock.seconds)[0], plan.interval):
-                    break
+        to_come = 1
+        while to_come:
+            for _ in range(to_come):
+                turns.turn()
+            to_come = stepper.group.first(turns.to_come(plan, time.perf_counter() - began))
         stepper.synchronise()
         wall_seconds = time.perf_counter() - began
         clock.read()

@@ -13,7 +13,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch._dynamo
@@ -21,16 +20,16 @@ import torch._inductor.config
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autocompile.knob_table import KNOBS
-from autocompile.knobs import NotApplicable, Setup, apply_config
+from autocompile.knobs import NotApplicable
 from autocompile.records import Deviation, Numerics, Stage
 from autocompile.slice.arithmetic import Float32, RoundedAnew, to_float32, without_tf32
 from autocompile.slice.copies import (
     STEPS,
     Copy,
     State,
+    configured,
     disturb,
     fill_zeros,
-    make_copy,
     restore_state,
     saved_state,
 )
@@ -40,7 +39,7 @@ from autocompile.slice.parity import NumericsMismatch, dropout_off
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver
 from autocompile.space import Config
-from autocompile.spec import MeasureRequest, SlicePlan
+from autocompile.spec import MeasureRequest, Parallel, SlicePlan
 from autocompile.workloads.job import WorkloadError
 from autocompile.workloads.precision import set_tf32
 
@@ -63,35 +62,35 @@ class NoReference(Exception):
 
 
 def check(
-    request: MeasureRequest, *, device: torch.device, parameters: int, observer: CompileObserver, reporter: Reporter
+    request: MeasureRequest, make: MakeCopy, *, layers: int | None, observer: CompileObserver, reporter: Reporter
 ) -> Numerics | None:
-    """Compare the config, unless nothing of it can change what is computed; ``parameters`` are the timed model's.
+    """Compare the config, unless nothing of it can change what is computed; ``make`` makes copies of so many layers.
 
-    That model must be gone, and its telemetry taken, since the copies compile too. An exception of the configured
+    The timed model must be gone, and its telemetry taken, since the copies compile too. An exception of the configured
     copy is the config's failure; where there is nothing to compare with, the result says so and blames nobody.
     """
-    if not request.numerics or is_plain_eager(request.config):
+    alone = request.workload.parallel is Parallel.NONE
+    if not request.numerics or (alone and is_plain_eager(request.config)):
         return None
     began = time.monotonic()
     gc.unfreeze()
     torch._dynamo.reset()  # frees the CUDA graphs, and code that copies share must not use up a recompile limit
     observer.restart()
-    layers = copied_layers(request.fidelity.layers, parameters)
-    make = partial(make_copy, request, device=device, layers=layers, stepped=reporter.stepped)
-    found = _compared(make, config=request.config, observer=observer, reporter=reporter)
+    found = _compared(make, request, observer=observer, reporter=reporter)
     depth = () if layers == request.fidelity.layers or not found.steps else (f"on a copy of depth {layers}",)
     note = "; ".join((*depth, *([found.note] if found.note else []))) or None
     return found.model_copy(update={"note": note, "seconds": time.monotonic() - began})
 
 
-def _compared(make: MakeCopy, *, config: Config, observer: CompileObserver, reporter: Reporter) -> Numerics:
+def _compared(make: MakeCopy, request: MeasureRequest, *, observer: CompileObserver, reporter: Reporter) -> Numerics:
+    """Ranks do all this alike and with equal results, so that none of them waits for one that has given up."""
     try:
-        reference = _reference(make, tf32=config.get("float32_matmul_precision") == "high")
+        reference = _reference(make, tf32=request.config.get("float32_matmul_precision") == "high")
     except Exception as error:  # plain eager training failed on a copy, whatever by: not the config's doing
         log.warning("plain eager training of a copy failed", exc_info=True)
         return Numerics(checked=False, note=f"no reference: {_first_line(error)}")
     try:
-        errors = _errors(make, reference, config=config, observer=observer, reporter=reporter)
+        errors = _errors(make, reference, request, observer=observer, reporter=reporter)
     except (torch.OutOfMemoryError, MemoryError, NotApplicable, WorkloadError) as error:
         return Numerics(checked=False, note=f"no copy with the config's knobs: {_first_line(error)}")
     return _numerics(errors, _certain(make, reference, errors), reference.notes)
@@ -213,25 +212,28 @@ def _kept(step: Step, device: torch.device) -> Step:
 
 
 def _errors(
-    make: MakeCopy, reference: _Reference, *, config: Config, observer: CompileObserver, reporter: Reporter
+    make: MakeCopy, reference: _Reference, request: MeasureRequest, *, observer: CompileObserver, reporter: Reporter
 ) -> dict[str, float]:
     """Of the config, once nothing compiles and no CUDA graph is recorded any more.
 
     It is compiled and recorded with other weights than those it is judged with: training changes them too, and code
     that keeps what it once read must not pass. Inductor draws other random numbers than eager, unless told not to;
-    that code is not quite what was timed.
+    that code is not quite what was timed. Sharded weights are those it is judged with from the start.
     """
     copy = make()
     model = copy.job.model
     restore_state(model, reference.state)
-    disturb(model)
+    whole = request.workload.parallel in (Parallel.NONE, Parallel.DDP)
+    if whole:
+        disturb(model)
     as_eager = bool(reference.yardstick.spread)
     with dropout_off(model), torch._inductor.config.patch(fallback_random=as_eager):
-        apply_config(Setup(model=model, regions=copy.job.regions), config)
+        copy = configured(copy, request.workload, request.config)
         reporter.enter(Stage.COMPILE)
         _warm_up(copy, observer)
         reporter.enter(Stage.CHECK)
-        restore_state(model, reference.state)
+        if whole:
+            restore_state(model, reference.state)
         return _distance(copy.steps(), reference.steps, copy.device).relative()
 
 
@@ -279,6 +281,7 @@ def _warm_up(copy: Copy, observer: CompileObserver) -> None:
         stepped=copy.stepped,
         waited_seconds=lambda: 0.0,
         nvml=None,
+        group=copy.group,
     )
     warm_up(stepper, _UNTIMED)
 

@@ -20,10 +20,10 @@ log = logging.getLogger("autocompile.slice")
 
 
 class Reporter:
-    """Owns ``progress.json`` of one slice; a context manager around a thread that rewrites it."""
+    """Owns ``path``, the progress of one process; a context manager around a thread that rewrites it."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "progress.json"
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._began = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._rewrite, daemon=True)

@@ -1,18 +1,26 @@
-"""One rank of a slice: build, apply knobs, compile, warm up, measure, check."""
+"""One rank of a slice: build, apply knobs, compile, warm up, measure, check.
+
+``python -m autocompile.slice.rank FOLDER`` is one of several, as torch's launcher starts them.
+"""
 
 from __future__ import annotations
 
 import gc
 import itertools
 import logging
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from statistics import fmean
 
 import torch
 import torch._dynamo
+import torch.distributed as dist
 
 from autocompile.knobs import Setup, apply_config
 from autocompile.records import (
@@ -25,18 +33,33 @@ from autocompile.records import (
     Telemetry,
 )
 from autocompile.slice.classify import classify
-from autocompile.slice.cycles import Cycle, Waited, cycles, steps_of_an_epoch, steps_to_all_shapes, tokens_of_cycles
+from autocompile.slice.copies import make_copy
+from autocompile.slice.cycles import (
+    Cycle,
+    Waited,
+    cycles,
+    evaluation,
+    steps_of_an_epoch,
+    steps_to_all_shapes,
+    tokens_of_cycles,
+)
 from autocompile.slice.environment import environment
 from autocompile.slice.gpu_state import opened
+from autocompile.slice.group import ALONE, Group, joined
 from autocompile.slice.locking import gpu_lock
 from autocompile.slice.measure import RecompileStorm, Stepper, Window, steady_window, warm_up
-from autocompile.slice.numerics import check, require_close
+from autocompile.slice.merge import RankOutcome
+from autocompile.slice.numerics import check, copied_layers, require_close
 from autocompile.slice.parity import Reference, compare, dropout_off, eager_reference, require_finite
+from autocompile.slice.process import begin, end_when_orphaned, limit_compile_threads
+from autocompile.slice.profiling import profiled_kernels
 from autocompile.slice.progress import Reporter
-from autocompile.slice.telemetry import CompileObserver, sdpa_kernels
+from autocompile.slice.telemetry import CompileObserver
 from autocompile.slice.warned import recorded_warnings, with_reasons
 from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
-from autocompile.workloads.job import Context, Job, prepare, trainable
+from autocompile.values import write_aside
+from autocompile.workloads.job import Context, Job, prepare
+from autocompile.workloads.parallel import parallel_setup, wrapped
 
 _LOSSES_KEPT = 32
 
@@ -51,7 +74,9 @@ class _Run:
     reporter: Reporter
     observer: CompileObserver
     device: torch.device
+    group: Group = ALONE
     job: Job | None = None
+    parameters: int = 0
     setup: Setup | None = None
     kernels: tuple[str, ...] = ()
     recompiles_in_window: int | None = None
@@ -59,15 +84,29 @@ class _Run:
     warnings: list[str] = field(default_factory=list)
 
 
-def run_rank(request: MeasureRequest, reporter: Reporter) -> Outcome:
+def answered(request: MeasureRequest, folder: Path, rank: int = 0) -> RankOutcome:
+    """What this rank found, also in ``rank<k>.json``; the first one's progress is the slice's."""
+    progress = folder / (f"progress{rank}.json" if rank else "progress.json")
+    with Reporter(progress) as reporter:
+        outcome = run_rank(request, reporter, rank)
+    found = RankOutcome(rank=rank, time=time.time(), outcome=outcome)
+    write_aside(folder / f"rank{rank}.json", found.model_dump_json())
+    return found
+
+
+def run_rank(request: MeasureRequest, reporter: Reporter, rank: int = 0) -> Outcome:
     """Measure one config; every exception becomes a `Failed` with the telemetry gathered until then."""
-    device = torch.device("cuda", 0) if _on_gpu(request) else torch.device("cpu")
+    device = torch.device("cuda", rank) if _on_gpu(request) else torch.device("cpu")
     with CompileObserver() as observer, ExitStack() as stack:
         run = _Run(request=request, reporter=reporter, observer=observer, device=device)
         stack.enter_context(recorded_warnings(run.warnings))
         try:
             if device.type == "cuda":
-                stack.enter_context(gpu_lock(str(torch.cuda.get_device_properties(device).uuid)))
+                torch.cuda.set_device(device)
+            if rank == 0:
+                _lock(request, device, stack)
+            if request.workload.gpus_per_trial > 1:
+                run.group = joined(device, deadline_seconds=request.deadline_seconds)
             measurement = _measured(run)
             _check_numerics(run)
         except Exception as error:  # noqa: BLE001  the process ends here; whatever it was, the parent wants its name
@@ -84,12 +123,15 @@ def _measured(run: _Run) -> Measurement:
     n_micro_batches = gradient_accumulation(request.workload, request.config)
     batches = cycles(job, n_micro_batches)
     first = next(batches)
+    run.parameters = sum(parameter.numel() for parameter in job.model.parameters())
     eager = eager_reference(job, first, request.seed)
     _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
-    run.setup = apply_config(Setup(model=job.model, regions=job.regions), request.config)
+    run.setup = apply_config(parallel_setup(job, request.workload.parallel), request.config)
     run.observer.groups = run.setup.groups
-    stepper = _stepper(run, itertools.chain([first], batches), job.optimizer(trainable(job.model)))
+    ranks = wrapped(job, run.setup, request.workload.parallel, n_micro_batches=n_micro_batches)
+    run.job = job = ranks.job
+    stepper = _stepper(run, itertools.chain([first], batches), ranks.optimizer)
     setup_seconds = time.perf_counter() - began
 
     reporter.enter(Stage.COMPILE)
@@ -109,7 +151,7 @@ def _measured(run: _Run) -> Measurement:
     tokens = tokens_of_cycles(job, n_micro_batches, before=before, n=n, passed=reporter.stepped)
     flops = eager.flops if stepper.shape_steps <= 1 else None  # counted on the first cycle, whose shape is one of many
     measurement = _measurement(run, window, tokens=tokens, flops=flops, setup_seconds=setup_seconds)
-    run.kernels = _profiled_kernels(stepper)
+    run.kernels = profiled_kernels(stepper)
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
 
 
@@ -117,11 +159,11 @@ def _check_numerics(run: _Run) -> None:
     """The timed model goes first, so that there is room for copies of it; they compile too, which is not telemetry."""
     assert run.job is not None
     run.telemetry = _telemetry(run)
-    parameters = sum(parameter.numel() for parameter in run.job.model.parameters())
     run.job = run.setup = None
-    numerics = check(
-        run.request, device=run.device, parameters=parameters, observer=run.observer, reporter=run.reporter
-    )
+    request, reporter = run.request, run.reporter
+    layers = copied_layers(request.fidelity.layers, run.parameters)
+    make = partial(make_copy, request, device=run.device, layers=layers, stepped=reporter.stepped, group=run.group)
+    numerics = check(request, make, layers=layers, observer=run.observer, reporter=reporter)
     run.telemetry = run.telemetry.model_copy(update={"numerics": numerics})
     if numerics is not None:
         require_close(numerics)
@@ -129,9 +171,10 @@ def _check_numerics(run: _Run) -> None:
 
 def _context(run: _Run) -> Context:
     request = run.request
-    return Context.of(
+    ctx = Context.of(
         request.workload, request.config, device=run.device, seed=request.seed, depth=request.fidelity.layers
     )
+    return ctx.of_rank(run.group.rank)
 
 
 def _forget_peaks(device: torch.device) -> None:
@@ -150,6 +193,14 @@ def _window(run: _Run, stepper: Stepper) -> Window:
         raise
     run.recompiles_in_window = 0  # with a compile inside it would be void
     return found
+
+
+def _lock(request: MeasureRequest, device: torch.device, stack: ExitStack) -> None:
+    """All the slice's GPUs, always in one order: two slices that each held one of the other's would wait for ever."""
+    if device.type == "cuda":
+        count = request.workload.gpus_per_trial
+        for uuid in sorted(str(torch.cuda.get_device_properties(index).uuid) for index in range(count)):
+            stack.enter_context(gpu_lock(uuid))
 
 
 def _on_gpu(request: MeasureRequest) -> bool:
@@ -171,7 +222,7 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
     unequal = shape_steps > 1 or run.request.workload.lengths is not None  # padded alike they still hold other tokens
     return Stepper(
         step=step,
-        evaluate=_evaluation(job, device) if run.request.workload.eval_every else None,
+        evaluate=evaluation(job, device) if run.request.workload.eval_every else None,
         eval_every=run.request.workload.eval_every or 1,
         watch=run.observer,
         device=device,
@@ -180,26 +231,8 @@ def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimiz
         shape_steps=shape_steps,
         epoch_steps=steps_of_an_epoch(job, n_micro_batches) if unequal else 1,
         nvml=opened(str(torch.cuda.get_device_properties(device).uuid)) if device.type == "cuda" else None,
+        group=run.group,
     )
-
-
-def _evaluation(job: Job, device: torch.device) -> Callable[[], None]:
-    """One step of it: the loss of a batch of a stream of its own, in eval mode and without gradients."""
-    batches = cycles(job, 1)
-
-    def evaluate() -> None:
-        if device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()
-        modes = [(module, module.training) for module in job.model.modules()]  # a script may keep parts in eval mode
-        job.model.eval()
-        try:
-            with torch.no_grad():
-                job.loss(job.model, next(batches)[0])
-        finally:
-            for module, training in modes:
-                module.training = training
-
-    return evaluate
 
 
 def _first_step(run: _Run, stepper: Stepper, eager: Reference) -> float:
@@ -269,25 +302,6 @@ def _degradations(run: _Run, telemetry: Telemetry) -> tuple[Degradation, ...]:
     return tuple(found)
 
 
-def _profiled_kernels(stepper: Stepper) -> tuple[str, ...]:
-    """The attention kernels of one more step, outside the window: profiling slows a step."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if stepper.device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    try:
-        with torch.profiler.profile(activities=activities) as profile:
-            stepper.step()
-            stepper.synchronise()
-    except RuntimeError as error:  # the measurement is made; what a profiler adds to a step must not undo it
-        log.warning("the profiled step failed, so no attention kernels are known: %s", error)
-        return ()
-    # Not `profile.events()`: torch would first build a Python object for each event, 5 s for a step of a 7B model.
-    assert profile.profiler is not None
-    kernels = sdpa_kernels([event.name() for event in profile.profiler.kineto_results.events()])
-    log.info("attention kernels: %s", ", ".join(kernels) or "none fused")
-    return kernels
-
-
 def _telemetry(run: _Run) -> Telemetry:
     if run.telemetry is not None:
         return run.telemetry
@@ -300,3 +314,25 @@ def _telemetry(run: _Run) -> Telemetry:
             "environment": environment(run.device, run.request.workload),
         }
     )
+
+
+def main(folder: Path) -> int:
+    """The exit status: torch's launcher ends the other ranks where one of them has failed."""
+    end_when_orphaned()
+    request = begin(folder)
+    assert isinstance(request, MeasureRequest)
+    limit_compile_threads(request.compile_threads)
+    if not _on_gpu(request):
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // request.workload.gpus_per_trial))
+    found = answered(request, folder, int(os.environ["RANK"]))
+    if isinstance(found.outcome, Failed):
+        return 1
+    dist.barrier()  # who leaves first closes connections that the others still use
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

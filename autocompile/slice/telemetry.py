@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -102,6 +103,7 @@ class CompileObserver:
             checkpointing=setup.checkpointing if setup else None,
             regions=self._regions(groups),
             graphs=dynamo.counters["stats"]["unique_graphs"],
+            bucket_graphs=sum(map(_is_cut, dynamo.graph_break_reasons)) or None,
             graph_breaks=_graph_breaks(),
             recompiles=tuple(
                 Recompile(where=_place(metric, groups), guard=guard_text(metric.recompile_reason))
@@ -254,10 +256,15 @@ def guard_text(text: str) -> str:
 def _graph_breaks() -> tuple[GraphBreak, ...]:
     """Each reason and place once: torch repeats them per nested frame and per recompile."""
     seen: dict[GraphBreak, None] = {}
-    for found in dynamo.graph_break_reasons:
+    for found in itertools.filterfalse(_is_cut, dynamo.graph_break_reasons):
         stack = [(frame.filename, frame.lineno or 0) for frame in found.user_stack]
         seen[GraphBreak(where=_line_to_change(stack), reason=break_reason(found.reason))] = None
     return tuple(seen)
+
+
+def _is_cut(reason: Any) -> bool:
+    """Whether this is a piece of a graph that DDP cut at the border of a bucket, which breaks nothing."""
+    return "DDPOptimizer intentional graph-break" in str(reason.reason)
 
 
 def _eager_frames(groups: Sequence[CompiledGroup]) -> tuple[EagerFrame, ...]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias, TypeVar
 
+from autocompile.best_file import BestConfig
 from autocompile.errors import AutocompileError
 from autocompile.knob_table import KnobValue
 from autocompile.records import TrialRecord
 from autocompile.report import Study
-from autocompile.spec import BestConfig, Role
+from autocompile.spec import Role
 from autocompile.values import Value
 
 T = TypeVar("T")

@@ -63,14 +63,14 @@ def lengths_of(workload: WorkloadSpec, *, seed: int) -> list[int] | None:
 
 
 class Replayed(Iterator[int]):
-    """Lengths over and over; each ``iter()`` of it begins anew, as a stream that is begun again has to."""
+    """The lengths of an epoch, ``once``, over and over; each ``iter()`` begins anew, as a stream begun again has to."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
-        self._lengths = lengths
+        self.once = lengths
         self._going_on = itertools.cycle(lengths)
 
     def __iter__(self) -> Iterator[int]:
-        return itertools.cycle(self._lengths)
+        return itertools.cycle(self.once)
 
     def __next__(self) -> int:
         return next(self._going_on)
@@ -81,14 +81,15 @@ class Context:
     """What to build. ``dtype`` is that of the trainable weights; ``depth`` limits the layers, None is all of them.
 
     ``lengths`` repeat without end what `--lengths` asked for, none of them above ``sequence_length``, and begin anew
-    with each ``iter(ctx.lengths)``; ``padding`` and ``optimizer`` are the knobs of these names.
+    with each ``iter(ctx.lengths)``; ``padding`` and ``optimizer`` are the knobs of these names. Of ``world_size`` ranks
+    that train together each builds equal weights, for the same seed, and batches of its own.
     """
 
     device: torch.device
     dtype: torch.dtype
     micro_batch: int
     sequence_length: int
-    lengths: Iterator[int] | None = None
+    lengths: Replayed | None = None
     depth: int | None = None
     seed: int = 0
     rank: int = 0
@@ -99,7 +100,13 @@ class Context:
 
     @classmethod
     def of(
-        cls, workload: WorkloadSpec, config: Config, *, device: torch.device, seed: int, depth: int | None = None
+        cls,
+        workload: WorkloadSpec,
+        config: Config,
+        *,
+        device: torch.device,
+        seed: int,
+        depth: int | None = None,
     ) -> Context:
         """The context of one slice of this workload; of the config the batch's knobs matter."""
         lengths = lengths_of(workload, seed=seed)
@@ -113,8 +120,17 @@ class Context:
             optimizer=str(config.get("optimizer", KNOBS["optimizer"].default)),
             depth=depth,
             seed=seed,
+            world_size=workload.gpus_per_trial,
             options=workload.options,
         )
+
+    def of_rank(self, rank: int) -> Context:
+        """What this rank builds: equal weights, and its own part of the sequences, as many for each rank."""
+        if self.lengths is None or self.world_size == 1:
+            return replace(self, rank=rank)
+        whole = self.lengths.once
+        even = max(1, len(whole) // self.world_size) * self.world_size
+        return replace(self, rank=rank, lengths=Replayed(whole[:even][rank :: self.world_size] or whole))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from autocompile.errors import UserError
 from autocompile.knobs.setup import NotApplicable, has_windows
 from autocompile.spec import Method, Task, WorkloadSpec
 from autocompile.workloads.batches import count_packed, cycled, rows_of, with_document_mask
-from autocompile.workloads.job import Context, Job, WorkloadError, lengths_of
+from autocompile.workloads.job import Context, Job, WorkloadError
 from autocompile.workloads.methods import adapted, quantisation, quantised_construction
 from autocompile.workloads.precision import base_dtype, compute_dtype, resolved_precision
 from autocompile.workloads.tasks import TASKS, image_size, task_of
@@ -70,7 +70,7 @@ def build(ctx: Context, workload: WorkloadSpec) -> Job:
     model, training = _weighted(config, ctx, workload), TASKS[task]
     if method is not Method.FULL:
         model = adapted(model, workload.lora, training.adapters)
-    rows = rows_of(ctx, lengths_of(workload, seed=ctx.seed) if training.reads_tokens else None)
+    rows = rows_of(ctx, ctx.lengths.once if ctx.lengths and training.reads_tokens else None)
     dtype = base_dtype(resolved_precision(workload, ctx.device.type), method)
     is_packed = rows[0].documents is not None
     if is_packed and has_windows(model):

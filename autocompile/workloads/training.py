@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ from autocompile.knobs.setup import NotApplicable
 
 Loss: TypeAlias = Callable[[nn.Module, Any], Tensor]
 TrainStep: TypeAlias = Callable[[nn.Module, Sequence[Any], Optimizer], Tensor]
+Around: TypeAlias = Callable[[nn.Module, bool], AbstractContextManager[object]]
 
 LEARNING_RATE = 1e-4
 
@@ -67,6 +69,7 @@ class AccumulatedStep:
 
     loss: Loss | None = None
     scaler: torch.amp.GradScaler | None = None  # of fp16
+    around: Around | None = None  # the passes of each micro-batch, told whether it is the last
 
     def of(self, loss: Loss) -> AccumulatedStep:
         return replace(self, loss=loss)
@@ -75,9 +78,10 @@ class AccumulatedStep:
         assert self.loss is not None
         optimizer.zero_grad(set_to_none=True)
         losses = []
-        for batch in batches:
-            loss = self.loss(model, batch) / len(batches)
-            (self.scaler.scale(loss) if self.scaler else loss).backward()
+        for number, batch in enumerate(batches, 1):
+            with self.around(model, number == len(batches)) if self.around else nullcontext():
+                loss = self.loss(model, batch) / len(batches)
+                (self.scaler.scale(loss) if self.scaler else loss).backward()
             losses.append(loss.detach())
         if self.scaler:
             self.scaler.step(optimizer)
@@ -102,6 +106,18 @@ def has_tokens(batch: Any) -> bool:
 def count_samples(batch: Any) -> int:
     """Rows of the batch's first tensor; 0 if it holds none."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), 0)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor that `tensors` finds in it on this device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        values = [moved(value, device) for value in batch]
+        return tuple(values) if isinstance(batch, tuple) else values
+    return batch
 
 
 def tensors(batch: Any) -> Iterator[Tensor]:

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 import autocompile
-from autocompile.best_file import save
+from autocompile.best_file import BestConfig, save
 from autocompile.errors import ConfigMismatch, UserError
 from autocompile.records import Measured
 from autocompile.slice.environment import environment
 from autocompile.space import defaults
-from autocompile.spec import BestConfig, Method, WorkloadSpec
+from autocompile.spec import Method, WorkloadSpec
 from autocompile.tuner.folders import copy_seed
 
 SCRIPT = Path(__file__).parent / "plain_training.py"

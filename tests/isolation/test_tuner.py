@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import yaml
 
+from autocompile.best_file import BestConfig
 from autocompile.errors import MachineError, UserError
 from autocompile.executors.local import LocalExecutor
 from autocompile.records import State, TrialRecord
-from autocompile.spec import BestConfig, Facts, Role, StudySpec
+from autocompile.spec import Facts, Role, StudySpec
 from autocompile.storage import Storage
 from autocompile.tuner import Interrupted, open_study, preflight
 from tests.contract.fake_child import make_python

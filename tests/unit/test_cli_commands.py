@@ -103,7 +103,24 @@ def test_a_study_from_its_first_line_to_its_files(tune, run, here):
         pytest.param(
             ["tune", "--model", "tiny-llama", "--executor", "ray"], 2, "expected local", id="no such executor"
         ),
-        pytest.param(["tune", "--model", "tiny-llama", "--parallel", "ddp"], 2, "--parallel: Input", id="no ranks yet"),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--parallel", "tensor"], 2, "tensor, pipeline and", id="not a way"
+        ),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--parallel", "ddp"],
+            2,
+            "autocompile: parallel ddp trains on several GPUs: give --gpus-per-trial 2",
+            id="one process on several",
+        ),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--gpus-per-trial", "2"], 2, "give --parallel ddp", id="no way to use two"
+        ),
+        pytest.param(
+            ["tune", "--model", "tiny-llama", "--method", "qlora", "--parallel", "zero3", "--gpus-per-trial", "2"],
+            2,
+            "parallel zero3: bitsandbytes' 4-bit weights cannot be sharded",
+            id="an illegal pair",
+        ),
         pytest.param(["tune", "--model", "tiny-llama", "--gpus", "x"], 2, "--gpus: expected", id="no GPU list"),
         pytest.param(
             ["tune", "--model", "tiny-llama", "--study", "../up"], 2, "--study: expected letters", id="a path as a name"
@@ -281,22 +298,26 @@ def facts(*names):
 
 
 @pytest.mark.parametrize(
-    ("names", "gpus", "found"),
+    ("names", "gpus", "each", "found"),
     [
-        pytest.param(["cpu"], (), ((),), id="one slot on a CPU"),
-        pytest.param(["H200"], (), ((0,),), id="one GPU"),
-        pytest.param(["H200", "H200"], (), ((0,), (1,)), id="equal GPUs"),
-        pytest.param(["H200"], (1,), ((1,),), id="the one that was named"),
-        pytest.param(["H200", "A100"], (), "0: H200, 1: A100; name those", id="GPUs of two kinds"),
-        pytest.param(["H200", "A100"], (2, 3), "2: H200, 3: A100; name those", id="named GPUs of two kinds"),
+        pytest.param(["cpu"], (), 1, ((),), id="one slot on a CPU"),
+        pytest.param(["cpu"], (), 2, ((),), id="also for ranks"),
+        pytest.param(["H200"], (), 1, ((0,),), id="one GPU"),
+        pytest.param(["H200", "H200"], (), 1, ((0,), (1,)), id="equal GPUs"),
+        pytest.param(["H200"] * 5, (), 2, ((0, 1), (2, 3)), id="pairs of GPUs, one left over"),
+        pytest.param(["H200"] * 2, (3, 1), 2, ((3, 1),), id="the pair that was named"),
+        pytest.param(["H200"], (), 2, "--gpus-per-trial 2: expected at most the 1", id="too few GPUs"),
+        pytest.param(["H200"], (1,), 1, ((1,),), id="the one that was named"),
+        pytest.param(["H200", "A100"], (), 1, "0: H200, 1: A100; name those", id="GPUs of two kinds"),
+        pytest.param(["H200", "A100"], (2, 3), 1, "2: H200, 3: A100; name those", id="named GPUs of two kinds"),
     ],
 )
-def test_slots(names, gpus, found):
+def test_slots(names, gpus, each, found):
     if not isinstance(found, str):
-        assert slots(facts(*names), gpus) == found
+        assert slots(facts(*names), gpus, each=each) == found
         return
     with pytest.raises(UserError, match=found):
-        slots(facts(*names), gpus)
+        slots(facts(*names), gpus, each=each)
 
 
 def test_a_function_that_is_called_like_an_emoji_keeps_its_name(capsys):

@@ -255,7 +255,7 @@ def test_an_onlooker_sees_the_gradients_of_a_step_and_changes_nothing() -> None:
         return torch.optim.SGD([{"params": list(parameters), "lr": 0.5}])
 
     job = Job(model=model, loss=loss, batches=lambda: iter(()), optimizer=optimizer)
-    onlooker = Onlooker(job)
+    onlooker = Onlooker(job.optimizer(model.parameters()), model)
     assert onlooker.param_groups[0]["lr"] == 0.5
     job.train_step(model, [torch.ones(1, 2), 3 * torch.ones(1, 2)], onlooker)
     assert onlooker.gradients is not None

@@ -174,9 +174,10 @@ def test_where_is_the_users_line() -> None:
     assert where is not None and where.startswith(f"{__file__}:")
 
 
-def measured(seconds: float) -> Measured:
+def measured(seconds: float, **fields: object) -> Measured:
     return Measured(
         measurement=Measurement(
+            **fields,
             tokens_per_second=1 / seconds,
             step_seconds=StepSeconds(median=seconds, low=seconds, high=seconds, n=5),
             compile=Compile(seconds=0, cold_seconds=0, cache="none"),
@@ -192,11 +193,15 @@ def failed(message: str, kind: FailureKind = FailureKind.UNKNOWN) -> Failed:
     ("outcomes", "expected"),
     [
         pytest.param([measured(1.0)], 0, id="one rank speaks for itself"),
-        pytest.param([measured(1.0), measured(1.2)], 1, id="the slowest rank sets the pace"),
         pytest.param(
             [failed("Connection closed by peer"), failed("CUDA out of memory")], 1, id="cause before its echo"
         ),
         pytest.param([failed("a"), failed("b")], 0, id="the earliest cause"),
+        pytest.param(
+            [failed("NCCL error: remote process exited or there was a network error"), failed("a")],
+            1,
+            id="cause before NCCL's echo",
+        ),
         pytest.param([measured(1.0), failed("a")], 1, id="one failure fails all"),
         pytest.param([failed("Timed out waiting 15000ms")], 0, id="an echo alone is still a failure"),
     ],
@@ -204,6 +209,20 @@ def failed(message: str, kind: FailureKind = FailureKind.UNKNOWN) -> Failed:
 def test_merge(outcomes: list[Measured | Failed], expected: int) -> None:
     ranks = [RankOutcome(rank=rank, time=float(rank), outcome=outcome) for rank, outcome in enumerate(outcomes)]
     assert merge(ranks) == outcomes[expected]
+
+
+def test_ranks_together() -> None:
+    """One step of all of them takes as long as the slowest's."""
+    each = [
+        measured(1.0, peak_memory_bytes=5, reserved_memory_bytes=9, losses=(4.0, 3.0), degraded=("throttled",)),
+        measured(1.2, peak_memory_bytes=7, reserved_memory_bytes=8, losses=(2.0, 2.0)),
+    ]
+    outcome = merge([RankOutcome(rank=rank, time=0.0, outcome=outcome) for rank, outcome in enumerate(each)])
+    assert isinstance(outcome, Measured)
+    found = outcome.measurement
+    assert (found.step_seconds.median, found.tokens_per_second) == (1.2, pytest.approx(1 / 1.0 + 1 / 1.2))
+    assert (found.peak_memory_bytes, found.peak_memory_bytes_by_rank, found.reserved_memory_bytes) == (7, (5, 7), 9)
+    assert (found.losses, found.degraded) == ((3.0, 2.5), ("throttled",))
 
 
 def test_median_interval_covers_the_median_as_often_as_it_says() -> None:

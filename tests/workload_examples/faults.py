@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import time
 from collections.abc import Iterator
 
 import torch
@@ -59,7 +62,7 @@ class Net(nn.Module):
 
 
 def build(ctx: Context) -> Job:
-    fault = str(ctx.options.get("fault", ""))
+    fault = str(ctx.options.get("fault", "")) if ctx.options.get("rank", ctx.rank) == ctx.rank else ""
     torch.manual_seed(ctx.seed)
     if fault == "compile threads":
         raise RuntimeError(f"{torch._inductor.config.compile_threads} compile threads")
@@ -70,6 +73,10 @@ def build(ctx: Context) -> Job:
         late = next(calls) > 2
         if fault == "out of memory" and late:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if fault == "killed" and late:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang" and late:
+            time.sleep(600)
         return value * float("nan") if fault == "nan" and late else value
 
     def batches() -> Iterator[Tensor]:

@@ -1,0 +1,54 @@
+"""DeepSpeed's ZeRO: its engine takes the step, reduces the gradients and shards what its stage says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+from autocompile.spec import Parallel, Precision
+from autocompile.workloads.job import Job, MachineFault, WorkloadError, trainable
+from autocompile.workloads.parallel import EngineStep, Wrapped
+from autocompile.workloads.training import AccumulatedStep
+
+
+def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
+    """Raises MachineFault without DeepSpeed, WorkloadError where the workload takes its steps itself."""
+    if find_spec("deepspeed") is None:
+        raise MachineFault(f"parallel {parallel} needs DeepSpeed: pip install 'torch-autocompile[deepspeed]'")
+    import deepspeed
+    from deepspeed.utils import safe_get_full_grad
+
+    if next(job.model.parameters()).device.type == "cpu":
+        _use_gloo_alone()
+    if not isinstance(job.train_step, AccumulatedStep):
+        raise WorkloadError("DeepSpeed takes the optimizer step itself; a workload's own train_step cannot be used")
+    engine, made, *_ = deepspeed.initialize(
+        model=job.model,
+        optimizer=job.optimizer(trainable(job.model)),
+        config=_config(job, parallel, n_micro_batches),
+        dist_init_required=False,
+    )
+    job = replace(job, model=engine, train_step=EngineStep(job.loss))
+    return Wrapped(job=job, optimizer=made, gradient=safe_get_full_grad)
+
+
+def _use_gloo_alone() -> None:
+    """DeepSpeed would build kernels for ranks that share memory: 20 s, and one that was killed locks out the next."""
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.ops import __compatible_ops__
+
+    __compatible_ops__[get_accelerator().create_op_builder("ShareMemCommBuilder").NAME] = False
+
+
+def _config(job: Job, parallel: Parallel, n_micro_batches: int) -> Mapping[str, Any]:
+    """As Trainer with DeepSpeed fills it in: with bf16 weights it keeps fp32 ones for the optimizer."""
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # only its product with the others is used, for its log
+        "gradient_accumulation_steps": n_micro_batches,
+        "zero_optimization": {"stage": parallel.zero_stage},
+        "bf16": {"enabled": job.precision is Precision.BF16},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }

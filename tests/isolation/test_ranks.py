@@ -1,0 +1,58 @@
+"""Several ranks that measure together."""
+
+from __future__ import annotations
+
+import pytest
+
+from autocompile.records import Failed, Measured
+from autocompile.spec import Parallel, Precision, WorkloadSpec
+
+WORLD = 2
+PARALLEL = [Parallel.DDP, Parallel.FSDP, Parallel.ZERO1, Parallel.ZERO2, Parallel.ZERO3]
+HOOKS = "deepspeed"  # ZeRO-3's run between all modules, and dynamo recompiles them for each
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def llama(parallel: Parallel, **fields: object) -> WorkloadSpec:
+    return WorkloadSpec(
+        model="tiny-llama", sequence_length=32, parallel=parallel, gpus_per_trial=WORLD, **{"method": "full", **fields}
+    )
+
+
+@pytest.mark.parametrize("parallel", PARALLEL)
+def test_ranks_train_as_one_would(measure, parallel: Parallel) -> None:
+    """Two micro-batches each: loss and gradients are those of one rank that has the batches of both."""
+    outcome = measure(llama(parallel, global_batch=4 * WORLD))
+    assert isinstance(outcome, Measured), outcome
+    found, numerics = outcome.measurement, outcome.telemetry.numerics
+    assert found.tokens_per_second == pytest.approx(4 * WORLD * 32 / found.step_seconds.median, rel=0.2)
+    assert len(found.peak_memory_bytes_by_rank) == WORLD
+    assert found.peak_memory_bytes == max(found.peak_memory_bytes_by_rank)
+    assert numerics is not None and numerics.checked, numerics
+
+
+@pytest.mark.parametrize("parallel", [way for way in PARALLEL if way is not Parallel.ZERO3])
+def test_ranks_compile_what_one_would(measure, parallel: Parallel) -> None:
+    outcome = measure(llama(parallel), scope="layer", fullgraph=True)
+    assert isinstance(outcome, Measured), outcome
+    telemetry = outcome.telemetry
+    assert (telemetry.compile_applied, telemetry.graphs, telemetry.graph_breaks) == ("all", 1, ())
+    assert len(telemetry.regions) == 1 and telemetry.regions[0].code_hashes
+    assert bool(telemetry.bucket_graphs) == (parallel is Parallel.DDP)
+    assert telemetry.numerics is not None and telemetry.numerics.checked
+
+
+def test_the_hooks_of_zero_3_are_named(measure) -> None:
+    outcome = measure(llama(Parallel.ZERO3), scope="layer")
+    assert isinstance(outcome, Failed), outcome
+    assert (outcome.failure.kind, outcome.failure.stage) == ("recompile_storm", "warmup")
+    assert HOOKS in outcome.failure.message
+    breaks = outcome.telemetry.graph_breaks
+    assert any(f"{HOOKS}/" in found.where or "DeepSpeed" in found.reason for found in breaks)
+
+
+def test_adapters_are_sharded_beside_weights_of_another_dtype(measure) -> None:
+    outcome = measure(llama(Parallel.FSDP, method="lora", precision=Precision.BF16))
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.telemetry.numerics is not None and outcome.telemetry.numerics.checked
