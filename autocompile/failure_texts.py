@@ -23,6 +23,7 @@ BROKEN_DISK = (
 PORT_IN_USE = r"Address already in use|EADDRINUSE"
 DEAD_WORKERS = r"BrokenProcessPool|terminated abruptly|compilation subprocess exited unexpectedly"
 
+OUT_OF_RESOURCE = r"out of resource"  # of the chip, which torch also raises as its OutOfMemoryError
 PLAIN_OOM = r"(CUDA|HIP|XPU|MPS backend) out of memory|memory mapping failed with OOM"
 # Texts behind which an exhausted device hides (pytorch#81620, pytorch#185240, pytorch#152302, bitsandbytes#959, #597)
 DISGUISED_OOM = (
@@ -56,7 +57,10 @@ SDPA = (
     r"|Explicit attn_mask should not be set when is_causal|Flash ?Attention (forward )?only supports"
     r"|No operator found for `memory_efficient_attention"
 )
+CUDAGRAPH_OVERWRITTEN = r"tensor output of CUDAGraphs that has been overwritten"
+CUDAGRAPH_CHECKPOINT = r"graph recording observed an input tensor deallocate"
+OLD_GPU = r"too old to be supported by the triton GPU compiler"
 COMPILER_BUG = (
-    r"OutOfResources|out of resource: shared memory|ptxas fatal|LoweringException|NoValidChoicesError"
+    rf"OutOfResources|{OUT_OF_RESOURCE}|ptxas fatal|LoweringException|NoValidChoicesError"
     r"|expected size \d+==\d+, stride \d+==\d+|was invalid, but is output|lift_tracked_freevar_to_input"
 )

@@ -62,20 +62,23 @@ class Failure(Value):
     where: str | None = None
 
 
+Seconds: TypeAlias = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+
+
 class StepSeconds(Value):
     """Seconds of one optimizer step: the median of ``n`` cycles and the ends of its 95 % interval."""
 
-    median: float
-    low: float
-    high: float
+    median: Seconds = Field(gt=0)
+    low: Seconds
+    high: Seconds
     n: int
 
 
 class Compile(Value):
     """``seconds`` compiling took in this slice; ``cold_seconds`` what it takes from an empty cache."""
 
-    seconds: float
-    cold_seconds: float
+    seconds: Seconds
+    cold_seconds: Seconds
     cache: Literal["none", "cold", "partly", "warm"]
 
 
@@ -103,7 +106,7 @@ class Measurement(Value):
     a matrix product reaches on this device, see Facts. ``data_wait_seconds`` a cycle is the device's wait for batches.
     """
 
-    tokens_per_second: float = Field(gt=0)
+    tokens_per_second: float = Field(gt=0, le=1e15)
     step_seconds: StepSeconds
     compile: Compile
     unit: Literal["tokens", "samples"] = "tokens"

@@ -20,10 +20,12 @@ _WORDS = 200
 _LIBRARY = re.compile(rf"(site|dist)-packages/|/python3\.\d+/|^{re.escape(str(Path(__file__).parents[1]))}/")
 _FRAMES = re.compile(r'^\s*File ".*$|^Extension modules: .*$', re.M)  # their names prove nothing
 _NO_MODULE = re.compile(r"ModuleNotFoundError|No module named")
-_PLAIN_OOM = rf"OutOfMemoryError|{texts.PLAIN_OOM}"
+_PLAIN_OOM = rf"OutOfMemoryError(?!: {texts.OUT_OF_RESOURCE})|{texts.PLAIN_OOM}"
 _EXPLAINED = re.compile(rf"{_PLAIN_OOM}|{texts.HOST_OOM}|{texts.DISGUISED_OOM}", re.M)
 _CUDA_TEXT = re.compile(r"cuda|cublas|cudnn|nccl|\bhip\b|\bXid\b", re.I)
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_TRACEBACK = "Traceback (most recent call last):"
+_WARNING = re.compile(r"\[[WEF]\w|.*NCCL WARN|terminate called|\s*what\(\)")
 _RAISED = r"^(?:[\w.]+\.)?"  # the last line of a traceback begins with the exception's class
 
 # The first hit counts, as in the slice: what the machine lacks, a broken device, exhausted memory, then the config.
@@ -39,6 +41,10 @@ _TEXTS = (
     (texts.DEAD_WORKERS, FailureKind.INFRASTRUCTURE, texts.COMPILE_WORKERS),
     (rf"{_RAISED}FailOnRecompileLimitHit|{texts.RECOMPILE_LIMIT}", FailureKind.RECOMPILE_STORM, None),
     (texts.SDPA, FailureKind.BACKEND_UNSUPPORTED, "sdpa"),
+    (texts.OLD_GPU, FailureKind.BACKEND_UNSUPPORTED, texts.GPU_TOO_OLD),
+    (texts.CUDAGRAPH_OVERWRITTEN, FailureKind.COMPILE_ERROR, texts.CUDAGRAPH_LIVENESS),
+    (texts.CUDAGRAPH_CHECKPOINT, FailureKind.COMPILE_ERROR, "cudagraph_checkpoint"),
+    (rf"{_RAISED}CheckpointError\b", FailureKind.COMPILE_ERROR, "checkpoint_mismatch"),
     (
         rf"{_RAISED}(Unsupported|UserError|UncapturedHigherOrderOpError)\b|{texts.NO_FRAMES}",
         FailureKind.GRAPH_BREAK,
@@ -79,7 +85,7 @@ def failure_of(
         )
     if ending.cause is not None:
         return _of_deadline(ending, stage)
-    status, said = ending.status or 0, _FRAMES.sub("", log_tail)
+    status, said = ending.status or 0, _of_the_end(_FRAMES.sub("", log_tail))
     found = _of_start(status, said) if progress is None else None
     found = found or _of_signal(status, said)
     found = found or _of_text(status, said, full=_is_nearly_full(progress, device_memory_bytes))
@@ -143,6 +149,15 @@ def _is_nearly_full(progress: Progress | None, device_memory_bytes: int | None) 
     if used >= device_memory_bytes:  # no driver reports every byte as used: a child that told the total instead
         used = 0
     return max(used, progress.reserved_memory_bytes or 0) / device_memory_bytes > texts.NEARLY_FULL
+
+
+def _of_the_end(said: str) -> str:
+    """From the first traceback on, and of what comes before it the warnings of C++: a program's notes prove nothing."""
+    traceback = said.find(_TRACEBACK)
+    if traceback < 0:
+        return said
+    warned = [line for line in said[:traceback].splitlines() if _WARNING.match(line)]
+    return "\n".join([*warned, said[traceback:]])
 
 
 def _last_words(said: str) -> str:

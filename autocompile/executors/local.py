@@ -35,7 +35,7 @@ from autocompile.values import write_aside
 
 _TICK_SECONDS = 0.05
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
-_LOG_TAIL_BYTES = 16_384
+_LOG_TAIL_BYTES = 262_144  # a traceback of compiled code has thousands of lines
 _NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 _PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
 

@@ -16,7 +16,9 @@ from autocompile.search.known_good import plain_compile
 from autocompile.search.planned_runs import by_length
 from autocompile.spec import Facts, StudySpec
 
-_ALLOWANCE = math.log(1.03)  # between single processes, where no blocks have measured their spread
+# Between single processes, where no blocks have measured their spread, and for the best of several having been lucky:
+# 225 to 253 ms were seen of one eager config on one GPU
+_ALLOWANCE = math.log(1.10)
 
 
 def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Verdict:

@@ -84,6 +84,10 @@ def _disguised(seen: _Seen) -> bool:
     return seen.memory_share > texts.NEARLY_FULL and re.search(texts.DISGUISED_OOM, seen.text) is not None
 
 
+def _out_of_memory(seen: _Seen) -> bool:
+    return isinstance(seen.error, torch.OutOfMemoryError) and not re.search(texts.OUT_OF_RESOURCE, seen.text)
+
+
 def _is_errno(*numbers: int) -> Callable[[_Seen], bool]:
     return lambda seen: isinstance(seen.error, OSError) and seen.error.errno in numbers
 
@@ -123,7 +127,7 @@ _RULES = (
     _Rule(FailureKind.INFRASTRUCTURE, _is_errno(errno.EADDRINUSE)),
     _Rule(FailureKind.INFRASTRUCTURE, _says(texts.PORT_IN_USE)),
     _Rule(FailureKind.GPU_FAULT, _says(texts.BROKEN_DEVICE)),
-    _Rule(FailureKind.OOM, lambda seen: isinstance(seen.error, torch.OutOfMemoryError)),
+    _Rule(FailureKind.OOM, _out_of_memory),
     _Rule(FailureKind.OOM, _says(texts.PLAIN_OOM)),
     _Rule(FailureKind.HOST_OOM, _says(texts.HOST_OOM)),
     _Rule(FailureKind.HOST_OOM, lambda seen: isinstance(seen.error, MemoryError)),
@@ -143,12 +147,10 @@ _RULES = (
     _Rule(FailureKind.BACKEND_UNSUPPORTED, _classed("GPUTooOldForTriton"), texts.GPU_TOO_OLD),
     _Rule(
         FailureKind.COMPILE_ERROR,
-        _says(r"tensor output of CUDAGraphs that has been overwritten"),
+        _says(texts.CUDAGRAPH_OVERWRITTEN),
         texts.CUDAGRAPH_LIVENESS,
     ),
-    _Rule(
-        FailureKind.COMPILE_ERROR, _says(r"graph recording observed an input tensor deallocate"), "cudagraph_checkpoint"
-    ),
+    _Rule(FailureKind.COMPILE_ERROR, _says(texts.CUDAGRAPH_CHECKPOINT), "cudagraph_checkpoint"),
     _Rule(FailureKind.COMPILE_ERROR, _classed("CheckpointError"), "checkpoint_mismatch"),
     _Rule(FailureKind.GRAPH_BREAK, _classed("Unsupported", "UserError", "UncapturedHigherOrderOpError")),
     _Rule(FailureKind.GRAPH_BREAK, _says(texts.NO_FRAMES)),
@@ -167,7 +169,8 @@ def _failure(kind: FailureKind, seen: _Seen, *, stage: Stage, where: str | None,
     name, first = type(seen.error).__name__, _gist(seen.text)
     plain = isinstance(seen.error, _OURS)
     message = first if plain else f"{name}: {first}" if first else name
-    return Failure(kind=kind, stage=stage, message=message[:_MESSAGE_LENGTH], subkind=subkind, where=where)
+    message = message[:_MESSAGE_LENGTH].encode(errors="replace").decode()  # half a surrogate pair cannot be written
+    return Failure(kind=kind, stage=stage, message=message, subkind=subkind, where=where)
 
 
 _TELLING = re.compile(rf"\berror: |{texts.BROKEN_DISK}|{texts.MISSING_TOOL}|{texts.HOST_OOM}")

@@ -38,6 +38,7 @@ PLAIN = [
 NEVER_OOM = [
     "RuntimeError: CUDA error: device-side assert triggered",
     "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 101376",
+    "torch.OutOfMemoryError: out of resource: triton_mm Required: 262144 Hardware limit:232448 Reducing block sizes",
     "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 109951162777 bytes. Error code 12",
     "terminate called after throwing an instance of 'c10::Error'\n"
     "  what():  DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes. Error code 12",

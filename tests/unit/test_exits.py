@@ -13,6 +13,8 @@ from tests.unit.failure_lines import DISGUISED, NEVER_OOM, PLAIN
 GIB = 1 << 30
 DEVICE = 80 * GIB
 
+TRACEBACK = "Traceback (most recent call last):"
+
 
 def failure(status: int, log: str = "", *, share: float | None = None, told: bool = True) -> Failure:
     memory = None if share is None else int(share * DEVICE)
@@ -57,12 +59,50 @@ def test_a_text_that_is_never_out_of_memory(log: str) -> None:
         pytest.param(1, "RuntimeError: CUDA error: invalid argument", FailureKind.GPU_FAULT, id="any CUDA error"),
         pytest.param(1, "CUBLAS_STATUS_EXECUTION_FAILED", FailureKind.GPU_FAULT, id="any cuBLAS status"),
         pytest.param(1, "an illegal memory access was encountered", FailureKind.GPU_FAULT, id="illegal access"),
-        pytest.param(1, NEVER_OOM[2], FailureKind.HOST_OOM, id="the host's allocator"),
-        pytest.param(-6, NEVER_OOM[3], FailureKind.HOST_OOM, id="the host's allocator, uncaught"),
-        pytest.param(1, NEVER_OOM[4], FailureKind.INFRASTRUCTURE, id="a port in use"),
+        pytest.param(1, NEVER_OOM[3], FailureKind.HOST_OOM, id="the host's allocator"),
+        pytest.param(-6, NEVER_OOM[4], FailureKind.HOST_OOM, id="the host's allocator, uncaught"),
+        pytest.param(1, NEVER_OOM[5], FailureKind.INFRASTRUCTURE, id="a port in use"),
         pytest.param(-6, "terminate called ...'std::bad_alloc'", FailureKind.HOST_OOM, id="no memory in C++"),
         pytest.param(1, "OSError: [Errno 12] Cannot allocate memory", FailureKind.HOST_OOM, id="no memory to fork"),
         pytest.param(1, NEVER_OOM[1], FailureKind.COMPILE_ERROR, id="shared memory of the chip"),
+        pytest.param(1, NEVER_OOM[2], FailureKind.COMPILE_ERROR, id="shared memory of the chip, in torch's words"),
+        pytest.param(
+            -11,
+            "No valid triton configs. OutOfMemoryError: out of resource: triton_mm\nIgnoring this choice.\n",
+            FailureKind.UNKNOWN,
+            id="a candidate of autotuning that did not fit",
+        ),
+        pytest.param(
+            1,
+            f"no CUDA out of memory so far\nread: No space left on device\nXid 7\n{TRACEBACK}\nValueError: x",
+            FailureKind.UNKNOWN,
+            id="notes before a traceback",
+        ),
+        pytest.param(
+            1,
+            f"{PLAIN[-1].splitlines()[0]}\n{TRACEBACK}\nRuntimeError: x",
+            FailureKind.OOM,
+            id="a warning of C++ before a traceback",
+        ),
+        pytest.param(
+            1,
+            "RuntimeError: Error: accessing tensor output of CUDAGraphs that has been overwritten by a subsequent run.",
+            FailureKind.COMPILE_ERROR,
+            id="an output of a CUDA graph that is gone",
+        ),
+        pytest.param(
+            1,
+            "torch._inductor.exc.GPUTooOldForTriton: Found Tesla P4 which is too old to be supported by the triton GPU "
+            "compiler",
+            FailureKind.BACKEND_UNSUPPORTED,
+            id="a GPU that triton does not know",
+        ),
+        pytest.param(
+            1,
+            "torch.utils.checkpoint.CheckpointError: x",
+            FailureKind.COMPILE_ERROR,
+            id="another graph when recomputed",
+        ),
         pytest.param(
             1, "torch._dynamo.exc.FailOnRecompileLimitHit: Hard failure", FailureKind.RECOMPILE_STORM, id="limit"
         ),

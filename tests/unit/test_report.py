@@ -220,7 +220,7 @@ def test_the_verdict_in_one_sentence(found, text):
         pytest.param(WIN, "95 % interval from 5 paired runs in fresh processes", id="confirmed"),
         pytest.param(
             WIN.model_copy(update={"confirmed": False, "rounds": 0}),
-            "from single runs: their own spread, and 3 % between processes",
+            "from single runs: their own spread, and 10 % between processes",
             id="provisional",
         ),
     ],

@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchRuntimeError, Unsupported, UserError, UserErrorType
 from torch._inductor.exc import CppCompileError, InductorError, InvalidCxxCompiler
 
@@ -209,6 +210,21 @@ def failed(message: str, kind: FailureKind = FailureKind.UNKNOWN) -> Failed:
 def test_merge(outcomes: list[Measured | Failed], expected: int) -> None:
     ranks = [RankOutcome(rank=rank, time=float(rank), outcome=outcome) for rank, outcome in enumerate(outcomes)]
     assert merge(ranks) == outcomes[expected]
+
+
+@pytest.mark.parametrize("speed", [float("inf"), float("nan"), 1e308, 0.0, -1.0])
+def test_a_speed_is_a_number_that_can_be(speed: float) -> None:
+    document = measured(1.0).model_dump() | {"measurement": {**measured(1.0).measurement.model_dump()}}
+    document["measurement"]["tokens_per_second"] = speed
+    with pytest.raises(ValidationError, match="tokens_per_second"):
+        Measured.model_validate(document)
+
+
+def test_half_a_surrogate_pair_in_a_message_can_be_written() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory in \udcff")
+    found = classify(error, stage=Stage.WARMUP, memory_share=0)
+    assert found.kind is FailureKind.OOM
+    assert "CUDA out of memory in ?" in found.model_dump_json()
 
 
 def test_ranks_together() -> None:
