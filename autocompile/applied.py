@@ -18,7 +18,7 @@ from autocompile.knob_table import KNOBS
 from autocompile.knobs import NotApplicable, Setup, apply_config, default_regions
 from autocompile.slice.environment import environment
 from autocompile.slice.telemetry import compiled_sdpa_kernels, graphs_of, sdpa_kernels
-from autocompile.spec import Method, Parallel, Task
+from autocompile.spec import Method, Task
 from autocompile.values import major_minor
 
 log = logging.getLogger("autocompile")
@@ -98,8 +98,7 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
     _warn_if_used(model)
     regions = best.workload.regions or default_regions(model)
     try:
-        inside = best.made_for.parallel == Parallel.FSDP
-        setup = apply_config(Setup(model=model, regions=regions, inside_hooks=inside), best.config)
+        setup = apply_config(Setup(model=model, regions=regions, parallel=best.made_for.parallel), best.config)
     except NotApplicable as error:
         raise ConfigMismatch(f"{path}: {error}") from error
     yours = {**setup.yours, **_script_settings(best)}

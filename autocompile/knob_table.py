@@ -23,7 +23,7 @@ class Knob:
 
     ``compiles``: means something only where something is compiled. ``inductor``: only where inductor compiles.
     ``memory``: changes how much memory a training step takes, so that an out-of-memory verdict carries over to configs
-    equal in these knobs.
+    equal in these knobs. ``parallel``: only of trials that train in this way on several GPUs.
     """
 
     default: KnobValue
@@ -32,6 +32,7 @@ class Knob:
     compiles: bool = False
     inductor: bool = False
     memory: bool = False
+    parallel: str | None = None
 
 
 KNOBS: dict[str, Knob] = {
@@ -64,6 +65,10 @@ KNOBS: dict[str, Knob] = {
         default="ATEN,TRITON,CPP", values=("ATEN,TRITON,CPP", "ATEN", "TRITON"), compiles=True, inductor=True
     ),
     "fallback_random": Knob(default=False, values=(False, True), compiles=True, inductor=True),
+    "ddp.bucket_cap_mb": Knob(default=25, memory=True, parallel="ddp"),
+    "ddp.gradient_as_bucket_view": Knob(default=False, values=(False, True), memory=True, parallel="ddp"),
+    "ddp.optimize_ddp": Knob(default=True, values=(True, False), compiles=True, parallel="ddp"),
+    "fsdp.reshard_after_forward": Knob(default=True, values=(True, False), memory=True, parallel="fsdp"),
 }
 
 

@@ -235,6 +235,9 @@ def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
 
 def _refuse_idle_pins(spec: StudySpec) -> None:
     """What is pinned to another value than the default must mean something beside the other pins."""
+    for name, value in spec.pinned.items():
+        if (way := KNOBS[name].parallel) not in (None, spec.workload.parallel) and value != KNOBS[name].default:
+            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {way}")
     if "scope" not in spec.pinned:
         return
     for name in idle(spec.pinned):
@@ -247,8 +250,10 @@ def _refuse_idle_pins(spec: StudySpec) -> None:
 def _refuse_impossible_batches(spec: StudySpec) -> None:
     """What is pinned must leave something to measure."""
     global_batch, micro_batch = spec.workload.global_batch, spec.pinned.get("micro_batch")
-    if global_batch is not None and isinstance(micro_batch, int) and global_batch % micro_batch:
-        raise UserError(f"micro_batch={micro_batch} does not divide the global batch of {global_batch}")
+    ranks = spec.workload.gpus_per_trial
+    if global_batch is not None and isinstance(micro_batch, int) and global_batch % (micro_batch * ranks):
+        each = f" on each of {ranks} GPUs" if ranks > 1 else ""
+        raise UserError(f"micro_batch={micro_batch}{each} does not divide the global batch of {global_batch}")
 
 
 def _complaints(error: ValidationError, source: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from autocompile.knobs import gradients as gradients
 from autocompile.knobs import vision as vision
 from autocompile.knobs import compilation as compilation
 from autocompile.knobs import inductor as inductor
+from autocompile.knobs import ranks as ranks
 from autocompile.knobs import scope as scope
 
 # isort: on

@@ -152,7 +152,8 @@ def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -
     modules of different width must not use up one limit.
     """
     groups: list[CompiledGroup] = []
-    region = _region_inside_hooks if setup.inside_hooks else _region
+    inside_hooks = setup.parallel == "fsdp"  # FSDP2's, which a module gets later, would break the graph
+    region = _region_inside_hooks if inside_hooks else _region
     for members in _by_kind(modules).values():
         frame = f"autocompile_region_{next(_NUMBERS)}"
         code = region.__code__.replace(co_name=frame, co_qualname=frame)
@@ -163,7 +164,7 @@ def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -
         group = CompiledGroup(name=name, frame=frame, modules=tuple(members))
         for module in members.values():
             call = _CompiledCall(module, compiled, group, setup.marks_lengths)
-            if setup.inside_hooks:
+            if inside_hooks:
                 module.forward = call
             else:
                 module._compiled_call_impl = call

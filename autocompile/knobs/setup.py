@@ -43,7 +43,8 @@ class Setup:
     options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of torch.compile
     recompile_limit: int = 8
     marks_lengths: bool = False  # the sequence dimension of what a region is called with
-    inside_hooks: bool = False  # compile below a module's hooks: FSDP2's, which it will get, break the graph
+    parallel: str = "none"  # how it will be wrapped for several GPUs
+    wrapper: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that
     groups: tuple[CompiledGroup, ...] = ()
     applied: Mapping[str, str] = field(default_factory=dict)
     yours: Mapping[str, str] = field(default_factory=dict)

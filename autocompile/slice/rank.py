@@ -59,7 +59,7 @@ from autocompile.slice.warned import recorded_warnings, with_reasons
 from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
 from autocompile.values import write_aside
 from autocompile.workloads.job import Context, Job, prepare
-from autocompile.workloads.parallel import parallel_setup, wrapped
+from autocompile.workloads.parallel import wrapped
 
 _LOSSES_KEPT = 32
 
@@ -127,9 +127,11 @@ def _measured(run: _Run) -> Measurement:
     eager = eager_reference(job, first, request.seed)
     _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
-    run.setup = apply_config(parallel_setup(job, request.workload.parallel), request.config)
+    run.setup = apply_config(
+        Setup(model=job.model, regions=job.regions, parallel=request.workload.parallel), request.config
+    )
     run.observer.groups = run.setup.groups
-    ranks = wrapped(job, run.setup, request.workload.parallel, n_micro_batches=n_micro_batches)
+    ranks = wrapped(job, run.setup, n_micro_batches=n_micro_batches)
     run.job = job = ranks.job
     stepper = _stepper(run, itertools.chain([first], batches), ranks.optimizer)
     setup_seconds = time.perf_counter() - began

@@ -58,20 +58,16 @@ class EngineStep:
         return torch.stack(losses).mean()
 
 
-def parallel_setup(job: Job, parallel: Parallel) -> Setup:
-    """What the knobs work on, before `wrapped`."""
-    return Setup(model=job.model, regions=job.regions, inside_hooks=parallel is Parallel.FSDP)
-
-
-def wrapped(job: Job, setup: Setup, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
+def wrapped(job: Job, setup: Setup, *, n_micro_batches: int) -> Wrapped:
     """The job as the ranks of torch's default process group train it, ``n_micro_batches`` an optimizer step each.
 
     Raises MachineFault where a library is missing, WorkloadError where the workload does itself what a wrapper does.
     """
+    parallel = Parallel(setup.parallel)
     if parallel is Parallel.NONE:
         return Wrapped(job=job, optimizer=job.optimizer(trainable(job.model)), gradient=own_gradient)
     if parallel is Parallel.DDP:
-        return _ddp(job)
+        return _ddp(job, setup)
     if parallel is Parallel.FSDP:
         return _fsdp(job, setup)
     from autocompile.workloads.zero import zero
@@ -83,9 +79,10 @@ def own_gradient(parameter: nn.Parameter) -> Tensor | None:
     return parameter.grad
 
 
-def _ddp(job: Job) -> Wrapped:
+def _ddp(job: Job, setup: Setup) -> Wrapped:
     device = next(job.model.parameters()).device
-    model = DistributedDataParallel(job.model, device_ids=[device.index] if device.type == "cuda" else None)
+    devices = [device.index] if device.type == "cuda" else None
+    model = DistributedDataParallel(job.model, device_ids=devices, **setup.wrapper)
     job = _stepping(replace(job, model=model), _without_sync)
     return Wrapped(job=job, optimizer=job.optimizer(trainable(job.model)), gradient=own_gradient)
 
@@ -100,8 +97,8 @@ def _fsdp(job: Job, setup: Setup) -> Wrapped:
         for parameter in trainable(job.model):
             parameter.data = parameter.data.to(frozen.dtype)
     for layer in modules_of(setup, "layer").values():
-        fully_shard(layer)
-    fully_shard(job.model)
+        fully_shard(layer, **setup.wrapper)
+    fully_shard(job.model)  # what is left stays gathered, since the backward pass begins with it
     job = _stepping(job, _with_sync_at_the_end)
     return Wrapped(job=job, optimizer=job.optimizer(trainable(job.model)), gradient=_gathered)
 

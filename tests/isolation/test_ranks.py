@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from autocompile.records import Failed, Measured
 from autocompile.spec import Parallel, Precision, WorkloadSpec
+from tests.acceptance.test_commands import ROOT
 
 WORLD = 2
 PARALLEL = [Parallel.DDP, Parallel.FSDP, Parallel.ZERO1, Parallel.ZERO2, Parallel.ZERO3]
@@ -56,3 +62,24 @@ def test_adapters_are_sharded_beside_weights_of_another_dtype(measure) -> None:
     outcome = measure(llama(Parallel.FSDP, method="lora", precision=Precision.BF16))
     assert isinstance(outcome, Measured), outcome
     assert outcome.telemetry.numerics is not None and outcome.telemetry.numerics.checked
+
+
+def test_each_knob_of_a_wrapper_does_something() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.isolation.rank_probe"],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), "")
+    assert line, done.stderr[-2000:]
+    found = json.loads(line.removeprefix("FOUND "))
+    small, large = found["bucket graphs"]
+    assert small > large > 1
+    assert found["without optimize_ddp"] is None
+    alone, shared = found["storages"]
+    assert alone == 6 > shared
+    assert found["sharded"] == [True, False]

@@ -141,6 +141,21 @@ def test_assignments(words, pinned, workload):
             id="a setting of compile where nothing is compiled",
         ),
         pytest.param({"search_space": "tiny"}, "expected a file or one of causal-lm", id="no such space"),
+        pytest.param(
+            {"set": ["ddp.optimize_ddp=false"]},
+            "ddp.optimize_ddp=false: means nothing without --parallel ddp",
+            id="a knob of several GPUs on one",
+        ),
+        pytest.param(
+            {"parallel": "fsdp", "gpus_per_trial": 2, "set": ["ddp.bucket_cap_mb=50"]},
+            "ddp.bucket_cap_mb=50: means nothing without --parallel ddp",
+            id="a knob of another way to train",
+        ),
+        pytest.param(
+            {"parallel": "ddp", "gpus_per_trial": 2, "global_batch": 12, "set": ["micro_batch=4"]},
+            "micro_batch=4 on each of 2 GPUs does not divide the global batch of 12",
+            id="a micro-batch that does not divide a rank's share",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(settings, complaint):

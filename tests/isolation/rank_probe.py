@@ -1,0 +1,78 @@
+"""What the knobs of wrappers do, told by what ran: ``python -m tests.isolation.rank_probe`` prints it as JSON.
+
+One rank is enough: DDP and FSDP2 do with it what they do with several.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autocompile.knob_table import KNOBS
+from autocompile.knobs import Setup, apply_config
+from autocompile.slice.telemetry import CompileObserver
+from autocompile.workloads.job import Job
+from autocompile.workloads.parallel import Wrapped, wrapped
+
+N_LAYERS, WIDTH = 6, 1024  # 4 MiB each
+
+
+def trained(parallel: str, *, scope: str = "none", backend: str = "aot_eager", **knobs: Any) -> tuple[Wrapped, Setup]:
+    """After one forward and backward pass."""
+    layers = (layer for _ in range(N_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()))
+    model = nn.Sequential(*layers)
+    job = Job(model=model, loss=lambda model, batch: model(batch).sum(), batches=batches, regions={"layer": "*"})
+    named = {name.replace("__", "."): value for name, value in knobs.items()}
+    config = {**{name: knob.default for name, knob in KNOBS.items()}, "scope": scope, "backend": backend, **named}
+    setup = apply_config(Setup(model=model, regions=job.regions, parallel=parallel), config)
+    found = wrapped(job, setup, n_micro_batches=1)
+    found.job.loss(found.job.model, next(batches())).backward()
+    return found, setup
+
+
+def batches() -> Iterator[Tensor]:
+    while True:
+        yield torch.ones(2, WIDTH)
+
+
+def bucket_graphs(**knobs: Any) -> int | None:
+    with CompileObserver() as observer:
+        _, setup = trained("ddp", scope="model", **knobs)
+        return observer.telemetry(setup).bucket_graphs
+
+
+def n_storages_of_gradients(**knobs: Any) -> int:
+    found, _ = trained("ddp", **knobs)
+    gradients = [parameter.grad for parameter in found.job.model.parameters()]
+    return len({gradient.untyped_storage().data_ptr() for gradient in gradients if gradient is not None})
+
+
+def sharded_after_forward(**knobs: Any) -> bool:
+    found, _ = trained("fsdp", **knobs)
+    found.job.loss(found.job.model, next(batches()))
+    first: Any = found.job.model
+    return isinstance(first[0].weight, DTensor)
+
+
+def main() -> None:
+    dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    torch._dynamo.reset()
+    found = {
+        "bucket graphs": [bucket_graphs(ddp__bucket_cap_mb=size) for size in (1, 100)],
+        "without optimize_ddp": bucket_graphs(ddp__bucket_cap_mb=1, ddp__optimize_ddp=False),
+        "storages": [n_storages_of_gradients(ddp__gradient_as_bucket_view=on) for on in (False, True)],
+        "sharded": [sharded_after_forward(fsdp__reshard_after_forward=on) for on in (True, False)],
+    }
+    print("FOUND", json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
