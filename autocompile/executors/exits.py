@@ -25,6 +25,8 @@ _EXPLAINED = re.compile(rf"{_PLAIN_OOM}|{texts.HOST_OOM}|{texts.DISGUISED_OOM}",
 _CUDA_TEXT = re.compile(r"cuda|cublas|cudnn|nccl|\bhip\b|\bXid\b", re.I)
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 _TRACEBACK = "Traceback (most recent call last):"
+_RAISED_FROM = re.compile(r"^(The above exception was the direct cause|During handling of the above exception)", re.M)
+_RANK = re.compile(r"^\[rank\d+\]: ?", re.M)  # before each line of several ranks
 _WARNING = re.compile(r"\[[WEF]\w|.*NCCL WARN|terminate called|\s*what\(\)")
 _RAISED = r"^(?:[\w.]+\.)?"  # the last line of a traceback begins with the exception's class
 
@@ -85,7 +87,8 @@ def failure_of(
         )
     if ending.cause is not None:
         return _of_deadline(ending, stage)
-    status, said = ending.status or 0, _of_the_end(_FRAMES.sub("", log_tail))
+    log_tail = _RANK.sub("", log_tail)
+    status, said = ending.status or 0, _telling_part(_FRAMES.sub("", log_tail))
     found = _of_start(status, said) if progress is None else None
     found = found or _of_signal(status, said)
     found = found or _of_text(status, said, full=_is_nearly_full(progress, device_memory_bytes))
@@ -151,11 +154,14 @@ def _is_nearly_full(progress: Progress | None, device_memory_bytes: int | None) 
     return max(used, progress.reserved_memory_bytes or 0) / device_memory_bytes > texts.NEARLY_FULL
 
 
-def _of_the_end(said: str) -> str:
-    """From the first traceback on, and of what comes before it the warnings of C++: a program's notes prove nothing."""
-    traceback = said.find(_TRACEBACK)
+def _telling_part(said: str) -> str:
+    """From the last traceback on, with those it was raised from, and of what comes before the warnings of C++: a
+    program's notes and errors that it handled prove nothing."""
+    traceback = said.rfind(_TRACEBACK)
     if traceback < 0:
         return said
+    while (earlier := said.rfind(_TRACEBACK, 0, traceback)) >= 0 and _RAISED_FROM.search(said[earlier:traceback]):
+        traceback = earlier
     warned = [line for line in said[:traceback].splitlines() if _WARNING.match(line)]
     return "\n".join([*warned, said[traceback:]])
 

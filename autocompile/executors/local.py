@@ -172,6 +172,7 @@ def _environment(request: SliceRequest, ours: Mapping[str, str], package_parent:
     return {
         **inherited,
         **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}),
+        **({"CUDA_VISIBLE_DEVICES": ""} if request.workload.device == "cpu" else {}),  # wrappers would choose a GPU
         "PYTHONPATH": os.pathsep.join([str(package_parent), *filter(None, [ours.get("PYTHONPATH")])]),
         "TORCHINDUCTOR_CACHE_DIR": request.cache_folder,
         **_bytecode(ours, Path(request.cache_folder)),

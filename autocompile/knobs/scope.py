@@ -141,7 +141,7 @@ def _region(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _region_inside_hooks(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return type(module).forward(module, *args, **kwargs)
+    return module.forward_inside_hooks(*args, **kwargs)  # type: ignore[operator]
 
 
 def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -> tuple[CompiledGroup, ...]:
@@ -165,6 +165,7 @@ def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -
         for module in members.values():
             call = _CompiledCall(module, compiled, group, setup.marks_lengths)
             if inside_hooks:
+                module.forward_inside_hooks = module.forward  # type: ignore[assignment]
                 module.forward = call
             else:
                 module._compiled_call_impl = call

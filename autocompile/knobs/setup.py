@@ -100,6 +100,8 @@ def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
     if config["channels_last"] and not has_convolutions(setup.model):
         yield "channels_last: this model has no two-dimensional convolution"
     yield from _attention_obstacles(setup, config)
+    if setup.parallel == "fsdp" and str(config["optimizer"]).endswith("8bit"):
+        yield f"optimizer {config['optimizer']}: bitsandbytes cannot step the shards of FSDP2"
     if config["compiled_loss"] and loss_owner(setup.model) is None:
         yield "compiled_loss: this model has no loss function of its own"
     if config["input_gradients"] and input_embedding(setup.model) is None:

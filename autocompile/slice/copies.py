@@ -133,30 +133,36 @@ class Copy:
         return torch.cat((state, torch.cuda.get_rng_state(self.device))) if self.device.type == "cuda" else state
 
 
-def make_copy(
-    request: MeasureRequest, *, device: torch.device, layers: int | None, stepped: Callable[[], None], group: Group
-) -> Copy:
-    """Build the workload of this request once more, with so many layers, as one rank trains it for all.
+@dataclass(frozen=True, kw_only=True)
+class CopyMaker:
+    """Builds the workload of a request once more, with so many layers, as one rank trains it for all."""
 
-    The copy before it must be gone.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    ctx = Context.of(request.workload, request.config, device=device, seed=request.seed, depth=layers)
-    job = prepare(ctx.of_rank(group.rank), request.workload)
-    stepped()
-    return Copy(
-        job=job,
-        model=job.model,
-        onlooker=Onlooker(job.optimizer(trainable(job.model)), job.model),
-        group=group,
-        for_all=group.world_size > 1,
-        n_micro_batches=gradient_accumulation(request.workload, request.config),
-        seed=request.seed,
-        device=device,
-        stepped=stepped,
-    )
+    request: MeasureRequest
+    device: torch.device
+    layers: int | None
+    stepped: Callable[[], None]
+    group: Group
+
+    def __call__(self) -> Copy:
+        """The copy before it must be gone."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        request, device = self.request, self.device
+        ctx = Context.of(request.workload, request.config, device=device, seed=request.seed, depth=self.layers)
+        job = prepare(ctx.of_rank(self.group.rank), request.workload)
+        self.stepped()
+        return Copy(
+            job=job,
+            model=job.model,
+            onlooker=Onlooker(job.optimizer(trainable(job.model)), job.model),
+            n_micro_batches=gradient_accumulation(request.workload, request.config),
+            seed=request.seed,
+            device=device,
+            group=self.group,
+            for_all=self.group.world_size > 1,
+            stepped=self.stepped,
+        )
 
 
 def configured(copy: Copy, workload: WorkloadSpec, config: Config) -> Copy:

@@ -20,14 +20,14 @@ class Group:
 
     rank: int = 0
     world_size: int = 1
-    host: Any = None  # torch's group of gloo
+    gloo: Any = None  # torch's group for all of it
 
-    def first(self, number: int) -> int:
+    def of_first(self, number: int) -> int:
         """What rank 0 says."""
         if self.world_size == 1:
             return number
         told = torch.tensor(number)
-        dist.broadcast(told, src=0, group=self.host)
+        dist.broadcast(told, src=0, group=self.gloo)
         return int(told)
 
     def any(self, flag: bool) -> bool:
@@ -35,7 +35,7 @@ class Group:
         if self.world_size == 1:
             return flag
         said = torch.tensor(int(flag))
-        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self.host)
+        dist.all_reduce(said, op=dist.ReduceOp.MAX, group=self.gloo)
         return bool(said)
 
     def all(self, flag: bool) -> bool:
@@ -47,7 +47,7 @@ class Group:
         if self.world_size == 1:
             return [value]
         found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.host)
+        dist.all_gather_object(found, value, group=self.gloo)
         return found
 
 
@@ -56,11 +56,11 @@ ALONE = Group()
 
 def joined(device: torch.device, *, deadline_seconds: float) -> Group:
     """The group that torch's launcher described in the environment. Whoever watches the slice sees hangs earlier."""
-    on_gpu = device.type == "cuda"
+    on_gpu, timeout = device.type == "cuda", timedelta(seconds=deadline_seconds)
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
-        timeout=timedelta(seconds=deadline_seconds),
+        timeout=timeout,
         device_id=device if on_gpu else None,
     )
-    host = dist.new_group(backend="gloo")
-    return Group(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), host=host)
+    gloo = dist.new_group(backend="gloo", timeout=timeout)
+    return Group(rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]), gloo=gloo)

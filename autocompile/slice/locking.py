@@ -6,8 +6,10 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import torch
 
 
 @contextmanager
@@ -23,3 +25,12 @@ def gpu_lock(uuid: str) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def gpu_locks(count: int) -> Iterator[None]:
+    """Hold the first so many visible GPUs, always taken in one order: else two slices could wait for each other."""
+    with ExitStack() as stack:
+        for uuid in sorted(str(torch.cuda.get_device_properties(index).uuid) for index in range(count)):
+            stack.enter_context(gpu_lock(uuid))
+        yield

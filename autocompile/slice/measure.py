@@ -147,7 +147,7 @@ def steady_window(stepper: Stepper, plan: SlicePlan) -> Window:
             losses += tuple(warm_up(stepper, plan))
         elif stepper.group.any(bool(window.flags)) and plan.repeats and not repeated:
             repeated = True
-            log.warning("window repeated: %s, %s", " and ".join(window.flags), window.gpu)
+            log.warning("window repeated: %s, %s", " and ".join(window.flags) or "for another rank", window.gpu)
         else:
             return replace(window, losses=losses)
 
@@ -221,7 +221,7 @@ def _window(stepper: Stepper, plan: SlicePlan) -> Window:
         while to_come:
             for _ in range(to_come):
                 turns.turn()
-            to_come = stepper.group.first(turns.to_come(plan, time.perf_counter() - began))
+            to_come = stepper.group.of_first(turns.to_come(plan, time.perf_counter() - began))
         stepper.synchronise()
         wall_seconds = time.perf_counter() - began
         clock.read()

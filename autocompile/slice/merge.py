@@ -14,7 +14,7 @@ from autocompile.values import Value
 
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|timed? ?out|socket|remote process exited|network error"
-    r"|ncclRemoteError|process group .* aborted",
+    r"|ncclRemoteError|process group .* aborted|communicator was aborted",
     re.IGNORECASE,
 )
 
@@ -44,7 +44,8 @@ def is_cause(rank: RankOutcome) -> bool:
 
 
 def _together(ranks: Sequence[Measured]) -> Measured:
-    """The slowest rank speaks for all, with the tokens of all, the mean of their losses and the most of each memory."""
+    """The slowest rank's times with the tokens of all, the mean of their losses, the most of each memory, and the
+    telemetry of the rank that has most to tell."""
     slowest = max(ranks, key=lambda rank: rank.measurement.step_seconds.median)
     if len(ranks) == 1:
         return slowest
@@ -65,7 +66,8 @@ def _together(ranks: Sequence[Measured]) -> Measured:
             "degraded": tuple(dict.fromkeys(flag for one in each for flag in one.degraded)),
         }
     )
-    return slowest.model_copy(update={"measurement": found})
+    flagged = max(ranks, key=lambda rank: len(rank.measurement.degraded))
+    return Measured(measurement=found, telemetry=flagged.telemetry)
 
 
 def _most(values: Iterable[N | None]) -> N | None:

@@ -11,7 +11,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,6 +26,7 @@ from autocompile.slice.arithmetic import Float32, RoundedAnew, to_float32, witho
 from autocompile.slice.copies import (
     STEPS,
     Copy,
+    CopyMaker,
     State,
     configured,
     disturb,
@@ -39,9 +40,10 @@ from autocompile.slice.parity import NumericsMismatch, dropout_off
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver
 from autocompile.space import Config
-from autocompile.spec import MeasureRequest, Parallel, SlicePlan
+from autocompile.spec import Parallel, SlicePlan
 from autocompile.workloads.job import WorkloadError
 from autocompile.workloads.precision import set_tf32
+from autocompile.workloads.training import AccumulatedStep
 
 LAYERS = 2  # of a large model's copy
 COPIED_WHOLE = 30_000_000  # parameters, up to which the copy is as deep as what was timed: its code is in the cache
@@ -52,8 +54,6 @@ _FLOORS = {True: 1e-3, False: 1e-5}  # of relative errors, by whether anything i
 _SDPA = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 _UNTIMED = SlicePlan(interval=0.0, window_seconds=0.0, preheat_seconds=0.0)
 
-MakeCopy = Callable[[], Copy]
-
 log = logging.getLogger("autocompile.slice")
 
 
@@ -61,37 +61,41 @@ class NoReference(Exception):
     """Plain eager training of the copy gives nothing to compare with."""
 
 
-def check(
-    request: MeasureRequest, make: MakeCopy, *, layers: int | None, observer: CompileObserver, reporter: Reporter
-) -> Numerics | None:
-    """Compare the config, unless nothing of it can change what is computed; ``make`` makes copies of so many layers.
+def check(make: CopyMaker, *, observer: CompileObserver, reporter: Reporter) -> Numerics | None:
+    """Compare the config, unless nothing of it can change what is computed.
 
     The timed model must be gone, and its telemetry taken, since the copies compile too. An exception of the configured
     copy is the config's failure; where there is nothing to compare with, the result says so and blames nobody.
     """
-    alone = request.workload.parallel is Parallel.NONE
+    request, alone = make.request, make.group.world_size == 1
     if not request.numerics or (alone and is_plain_eager(request.config)):
         return None
     began = time.monotonic()
     gc.unfreeze()
     torch._dynamo.reset()  # frees the CUDA graphs, and code that copies share must not use up a recompile limit
     observer.restart()
-    found = _compared(make, request, observer=observer, reporter=reporter)
-    depth = () if layers == request.fidelity.layers or not found.steps else (f"on a copy of depth {layers}",)
+    found = _compared(make, observer=observer, reporter=reporter)
+    whole = make.layers == request.fidelity.layers or not found.steps
+    depth = () if whole else (f"on a copy of depth {make.layers}",)
     note = "; ".join((*depth, *([found.note] if found.note else []))) or None
     return found.model_copy(update={"note": note, "seconds": time.monotonic() - began})
 
 
-def _compared(make: MakeCopy, request: MeasureRequest, *, observer: CompileObserver, reporter: Reporter) -> Numerics:
-    """Ranks do all this alike and with equal results, so that none of them waits for one that has given up."""
+def _compared(make: CopyMaker, *, observer: CompileObserver, reporter: Reporter) -> Numerics:
+    """Of several ranks none may give up alone, since the others would wait for it: what fails there fails the slice."""
+    alone = make.group.world_size == 1
     try:
-        reference = _reference(make, tf32=request.config.get("float32_matmul_precision") == "high")
+        reference = _reference(make, tf32=make.request.config.get("float32_matmul_precision") == "high")
     except Exception as error:  # plain eager training failed on a copy, whatever by: not the config's doing
+        if not alone and not isinstance(error, NoReference):
+            raise
         log.warning("plain eager training of a copy failed", exc_info=True)
         return Numerics(checked=False, note=f"no reference: {_first_line(error)}")
     try:
-        errors = _errors(make, reference, request, observer=observer, reporter=reporter)
+        errors = _errors(make, reference, observer=observer, reporter=reporter)
     except (torch.OutOfMemoryError, MemoryError, NotApplicable, WorkloadError) as error:
+        if not alone:
+            raise
         return Numerics(checked=False, note=f"no copy with the config's knobs: {_first_line(error)}")
     return _numerics(errors, _certain(make, reference, errors), reference.notes)
 
@@ -146,7 +150,7 @@ class _Reference:
     notes: tuple[str, ...]
 
 
-def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
+def _reference(make: CopyMaker, *, tf32: bool) -> _Reference:
     """First in the study's precision, whose weights the others get, then in fp32. With ``tf32``, which the config asks
     for, eager rounds to it too: its own error is what the config's is measured against."""
     notes = []
@@ -174,8 +178,10 @@ def _reference(make: MakeCopy, *, tf32: bool) -> _Reference:
     return _Reference(state=eager.state, steps=steps, yardstick=yardstick, notes=tuple(notes))
 
 
-def _eager(make: MakeCopy, *, tf32: bool) -> _Eager:
+def _eager(make: CopyMaker, *, tf32: bool) -> _Eager:
     copy = make()
+    if make.group.world_size > 1 and not isinstance(copy.job.train_step, AccumulatedStep):
+        raise NoReference("a workload's own training step may weigh the batches of the ranks in another way")
     set_tf32(allowed=tf32)
     model = copy.job.model
     fill_zeros(model)
@@ -183,14 +189,14 @@ def _eager(make: MakeCopy, *, tf32: bool) -> _Eager:
     with dropout_off(model) as had_dropout:
         steps = [_kept(step, copy.device) for step in copy.steps()]
         spread: Mapping[str, float] = {}
-        if any(step.is_random for step in steps):
+        if make.group.any(any(step.is_random for step in steps)):
             restore_state(model, state)
             changed = _distance(copy.steps(draw=1), steps, copy.device).relative()
             spread = {quantity: change for quantity, change in changed.items() if math.isfinite(change)}
     return _Eager(state=state, steps=steps, spread=spread, had_dropout=had_dropout, device=copy.device)
 
 
-def _in_float32(make: MakeCopy, state: State) -> tuple[Sequence[Step], bool]:
+def _in_float32(make: CopyMaker, state: State) -> tuple[Sequence[Step], bool]:
     """The steps, and whether any of their arithmetic is otherwise done in less."""
     copy = make()
     model = copy.job.model
@@ -212,7 +218,7 @@ def _kept(step: Step, device: torch.device) -> Step:
 
 
 def _errors(
-    make: MakeCopy, reference: _Reference, request: MeasureRequest, *, observer: CompileObserver, reporter: Reporter
+    make: CopyMaker, reference: _Reference, *, observer: CompileObserver, reporter: Reporter
 ) -> dict[str, float]:
     """Of the config, once nothing compiles and no CUDA graph is recorded any more.
 
@@ -223,6 +229,7 @@ def _errors(
     copy = make()
     model = copy.job.model
     restore_state(model, reference.state)
+    request = make.request
     whole = request.workload.parallel in (Parallel.NONE, Parallel.DDP)
     if whole:
         disturb(model)
@@ -237,7 +244,7 @@ def _errors(
         return _distance(copy.steps(), reference.steps, copy.device).relative()
 
 
-def _certain(make: MakeCopy, reference: _Reference, errors: Mapping[str, float]) -> Yardstick:
+def _certain(make: CopyMaker, reference: _Reference, errors: Mapping[str, float]) -> Yardstick:
     """Before a config is called wrong, eager's own error is taken as the worst of some runs that round otherwise.
 
     fp32 eager is its own reference, so its error reads 0, and in bf16 that of a parameter of few elements may be
@@ -245,13 +252,16 @@ def _certain(make: MakeCopy, reference: _Reference, errors: Mapping[str, float])
     """
     yardstick = reference.yardstick
     beyond = [deviation for deviation in judged(errors, yardstick) if deviation.is_beyond]
-    if not beyond or any(deviation.error is None for deviation in beyond):
+    in_doubt = bool(beyond) and all(deviation.error is not None for deviation in beyond)
+    if not make.group.of_first(in_doubt):  # ranks may differ in their last bits
         return yardstick
     torch._dynamo.reset()  # frees the CUDA graphs of the config's copy
     try:
         with sdpa_kernel(_SDPA):
             rounded = list(_rounded_anew(make(), reference))
     except (torch.OutOfMemoryError, MemoryError):
+        if make.group.world_size > 1:
+            raise
         return yardstick
     return replace(yardstick, eager=worst_of(yardstick.eager, *rounded))
 

@@ -25,6 +25,7 @@ from autocompile.slice.flops import matmul_flops_per_second
 from autocompile.spec import Device, Facts, Method, Precision, PreflightRequest, Task, WorkloadSpec
 from autocompile.workloads.job import Context, Job, MachineFault, lengths_of, prepare
 from autocompile.workloads.precision import resolved_precision
+from autocompile.workloads.zero import require_deepspeed
 
 GIB = 1024**3
 LEAST_CACHE_BYTES = GIB  # a search space's worth of compiled kernels
@@ -51,6 +52,7 @@ def preflight(request: PreflightRequest, report: Callable[[Stage], None]) -> Fac
     report(Stage.PREFLIGHT)
     workload = request.workload
     check_cache_folder(Path(request.cache_folder))
+    require_deepspeed(workload.parallel)
     targets = _targets(workload, request.devices)
     memory = [memory_of(target) for target in targets]  # before a script takes some of it
     report(Stage.BUILD)

@@ -19,6 +19,7 @@ from autocompile.spec import SliceRequest
 REQUEST: TypeAdapter[SliceRequest] = TypeAdapter(SliceRequest)
 
 _LOOK_SECONDS = 0.5
+_INIT = 1  # who gets a process whose parent ended
 
 
 def begin(folder: Path) -> SliceRequest:
@@ -37,7 +38,7 @@ def end_when_orphaned() -> None:
     parent = os.getppid()
 
     def wait() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent != _INIT:
             time.sleep(_LOOK_SECONDS)
         end_own_tree()
 

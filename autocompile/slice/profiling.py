@@ -22,6 +22,8 @@ def profiled_kernels(stepper: Stepper) -> tuple[str, ...]:
             stepper.step()
             stepper.synchronise()
     except RuntimeError as error:  # the measurement is made; what a profiler adds to a step must not undo it
+        if stepper.group.world_size > 1:  # the others may be waiting inside this step
+            raise
         log.warning("the profiled step failed, so no attention kernels are known: %s", error)
         return ()
     # Not `profile.events()`: torch would first build a Python object for each event, 5 s for a step of a 7B model.

@@ -22,8 +22,9 @@ log = logging.getLogger("autocompile.slice")
 class Reporter:
     """Owns ``path``, the progress of one process; a context manager around a thread that rewrites it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, device: torch.device | None = None) -> None:
         self._path = path
+        self._device = device  # each thread has a current one of its own, and this one's would be the first
         self._began = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._rewrite, daemon=True)
@@ -64,8 +65,9 @@ class Reporter:
         reserved = used = None
         if torch.cuda.is_initialized():
             with suppress(RuntimeError):  # after an illegal access every call fails, and that must not hide its cause
-                free, total = torch.cuda.mem_get_info()
-                reserved, used, self._share = torch.cuda.memory_reserved(), total - free, 1 - free / total
+                free, total = torch.cuda.mem_get_info(self._device)
+                reserved, used = torch.cuda.memory_reserved(self._device), total - free
+                self._share = 1 - free / total
         progress = Progress(
             stage=self.stage,
             step=self._step,

@@ -14,13 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torch.distributed as dist
+from torch.optim import Optimizer
 
 from autocompile.knobs import Setup, apply_config
 from autocompile.records import (
@@ -33,7 +34,7 @@ from autocompile.records import (
     Telemetry,
 )
 from autocompile.slice.classify import classify
-from autocompile.slice.copies import make_copy
+from autocompile.slice.copies import CopyMaker
 from autocompile.slice.cycles import (
     Cycle,
     Waited,
@@ -46,7 +47,7 @@ from autocompile.slice.cycles import (
 from autocompile.slice.environment import environment
 from autocompile.slice.gpu_state import opened
 from autocompile.slice.group import ALONE, Group, joined
-from autocompile.slice.locking import gpu_lock
+from autocompile.slice.locking import gpu_locks
 from autocompile.slice.measure import RecompileStorm, Stepper, Window, steady_window, warm_up
 from autocompile.slice.merge import RankOutcome
 from autocompile.slice.numerics import check, copied_layers, require_close
@@ -59,7 +60,7 @@ from autocompile.slice.warned import recorded_warnings, with_reasons
 from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
 from autocompile.values import write_aside
 from autocompile.workloads.job import Context, Job, prepare
-from autocompile.workloads.parallel import wrapped
+from autocompile.workloads.parallel import EngineStep, wrapped
 
 _LOSSES_KEPT = 32
 
@@ -87,28 +88,29 @@ class _Run:
 def answered(request: MeasureRequest, folder: Path, rank: int = 0) -> RankOutcome:
     """What this rank found, also in ``rank<k>.json``; the first one's progress is the slice's."""
     progress = folder / (f"progress{rank}.json" if rank else "progress.json")
-    with Reporter(progress) as reporter:
-        outcome = run_rank(request, reporter, rank)
+    device = torch.device("cuda", rank) if _on_gpu(request) else torch.device("cpu")
+    with Reporter(progress, device) as reporter:
+        outcome = run_rank(request, reporter, device, rank)
     found = RankOutcome(rank=rank, time=time.time(), outcome=outcome)
     write_aside(folder / f"rank{rank}.json", found.model_dump_json())
     return found
 
 
-def run_rank(request: MeasureRequest, reporter: Reporter, rank: int = 0) -> Outcome:
+def run_rank(request: MeasureRequest, reporter: Reporter, device: torch.device, rank: int) -> Outcome:
     """Measure one config; every exception becomes a `Failed` with the telemetry gathered until then."""
-    device = torch.device("cuda", rank) if _on_gpu(request) else torch.device("cpu")
     with CompileObserver() as observer, ExitStack() as stack:
         run = _Run(request=request, reporter=reporter, observer=observer, device=device)
         stack.enter_context(recorded_warnings(run.warnings))
         try:
             if device.type == "cuda":
                 torch.cuda.set_device(device)
-            if rank == 0:
-                _lock(request, device, stack)
+            if device.type == "cuda" and rank == 0:
+                stack.enter_context(gpu_locks(request.workload.gpus_per_trial))
             if request.workload.gpus_per_trial > 1:
                 run.group = joined(device, deadline_seconds=request.deadline_seconds)
             measurement = _measured(run)
             _check_numerics(run)
+            run.group.any(False)  # the first one's locks are for all of them
         except Exception as error:  # noqa: BLE001  the process ends here; whatever it was, the parent wants its name
             failure = classify(error, stage=reporter.stage, memory_share=reporter.memory_share())
             return Failed(failure=with_reasons(failure, run.warnings), telemetry=_telemetry(run))
@@ -127,13 +129,8 @@ def _measured(run: _Run) -> Measurement:
     eager = eager_reference(job, first, request.seed)
     _forget_peaks(run.device)
     reporter.enter(Stage.APPLY)
-    run.setup = apply_config(
-        Setup(model=job.model, regions=job.regions, parallel=request.workload.parallel), request.config
-    )
-    run.observer.groups = run.setup.groups
-    ranks = wrapped(job, run.setup, n_micro_batches=n_micro_batches)
-    run.job = job = ranks.job
-    stepper = _stepper(run, itertools.chain([first], batches), ranks.optimizer)
+    optimizer = _configured(run, job)
+    stepper = _stepper(run, itertools.chain([first], batches), optimizer)
     setup_seconds = time.perf_counter() - began
 
     reporter.enter(Stage.COMPILE)
@@ -157,15 +154,34 @@ def _measured(run: _Run) -> Measurement:
     return measurement.model_copy(update={"losses": tuple(losses[:_LOSSES_KEPT])})
 
 
+def _configured(run: _Run, job: Job) -> Optimizer:
+    """The job with all knobs, as its ranks train it; what is sharded now was whole before, and forgotten."""
+    request = run.request
+    setup = Setup(model=job.model, regions=job.regions, parallel=request.workload.parallel)
+    run.setup = setup = apply_config(setup, request.config)
+    run.observer.groups = setup.groups
+    n_micro_batches = gradient_accumulation(request.workload, request.config)
+    ranks = wrapped(job, setup, n_micro_batches=n_micro_batches)
+    run.job = ranks.job
+    _forget_peaks(run.device)
+    return ranks.optimizer
+
+
 def _check_numerics(run: _Run) -> None:
     """The timed model goes first, so that there is room for copies of it; they compile too, which is not telemetry."""
     assert run.job is not None
     run.telemetry = _telemetry(run)
+    if isinstance(run.job.train_step, EngineStep):
+        run.job.model.destroy()  # type: ignore[operator]
     run.job = run.setup = None
-    request, reporter = run.request, run.reporter
-    layers = copied_layers(request.fidelity.layers, run.parameters)
-    make = partial(make_copy, request, device=run.device, layers=layers, stepped=reporter.stepped, group=run.group)
-    numerics = check(request, make, layers=layers, observer=run.observer, reporter=reporter)
+    make = CopyMaker(
+        request=run.request,
+        device=run.device,
+        layers=copied_layers(run.request.fidelity.layers, run.parameters),
+        stepped=run.reporter.stepped,
+        group=run.group,
+    )
+    numerics = check(make, observer=run.observer, reporter=run.reporter)
     run.telemetry = run.telemetry.model_copy(update={"numerics": numerics})
     if numerics is not None:
         require_close(numerics)
@@ -197,19 +213,11 @@ def _window(run: _Run, stepper: Stepper) -> Window:
     return found
 
 
-def _lock(request: MeasureRequest, device: torch.device, stack: ExitStack) -> None:
-    """All the slice's GPUs, always in one order: two slices that each held one of the other's would wait for ever."""
-    if device.type == "cuda":
-        count = request.workload.gpus_per_trial
-        for uuid in sorted(str(torch.cuda.get_device_properties(index).uuid) for index in range(count)):
-            stack.enter_context(gpu_lock(uuid))
-
-
 def _on_gpu(request: MeasureRequest) -> bool:
     return request.workload.device == "cuda" or (request.workload.device is None and torch.cuda.is_available())
 
 
-def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: torch.optim.Optimizer) -> Stepper:
+def _stepper(run: _Run, batches: Iterator[Cycle], optimizer: Optimizer) -> Stepper:
     assert run.job is not None
     job, device, fed = run.job, run.device, Waited(batches, run.device)
     n_micro_batches = gradient_accumulation(run.request.workload, run.request.config)
@@ -323,9 +331,10 @@ def main(folder: Path) -> int:
     end_when_orphaned()
     request = begin(folder)
     assert isinstance(request, MeasureRequest)
-    limit_compile_threads(request.compile_threads)
+    ranks = request.workload.gpus_per_trial
+    limit_compile_threads(request.compile_threads or max(1, (torch._inductor.config.compile_threads or 1) // ranks))
     if not _on_gpu(request):
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // request.workload.gpus_per_trial))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
     found = answered(request, folder, int(os.environ["RANK"]))
     if isinstance(found.outcome, Failed):
         return 1

@@ -100,13 +100,7 @@ class Context:
 
     @classmethod
     def of(
-        cls,
-        workload: WorkloadSpec,
-        config: Config,
-        *,
-        device: torch.device,
-        seed: int,
-        depth: int | None = None,
+        cls, workload: WorkloadSpec, config: Config, *, device: torch.device, seed: int, depth: int | None = None
     ) -> Context:
         """The context of one slice of this workload; of the config the batch's knobs matter."""
         lengths = lengths_of(workload, seed=seed)

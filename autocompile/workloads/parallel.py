@@ -38,7 +38,7 @@ class Wrapped:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """One optimizer step of an engine, which divides each loss by their number and steps after the last.
+    """One optimizer step of an engine, which divides each loss by the number of micro-batches and steps after the last.
 
     ``before_step`` is called when all gradients are there.
     """

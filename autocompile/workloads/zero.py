@@ -14,9 +14,11 @@ from autocompile.workloads.training import AccumulatedStep
 
 
 def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
-    """Raises MachineFault without DeepSpeed, WorkloadError where the workload takes its steps itself."""
-    if find_spec("deepspeed") is None:
-        raise MachineFault(f"parallel {parallel} needs DeepSpeed: pip install 'torch-autocompile[deepspeed]'")
+    """The engine takes the place of model and optimizer, which a step gets but does not use.
+
+    Raises MachineFault without DeepSpeed, WorkloadError where the workload takes its steps itself.
+    """
+    require_deepspeed(parallel)
     import deepspeed
     from deepspeed.utils import safe_get_full_grad
 
@@ -34,6 +36,12 @@ def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
     return Wrapped(job=job, optimizer=made, gradient=safe_get_full_grad)
 
 
+def require_deepspeed(parallel: Parallel) -> None:
+    """MachineFault where this way to train is DeepSpeed's and that is not installed."""
+    if parallel.zero_stage is not None and find_spec("deepspeed") is None:
+        raise MachineFault(f"parallel {parallel} needs DeepSpeed: pip install 'torch-autocompile[deepspeed]'")
+
+
 def _use_gloo_alone() -> None:
     """DeepSpeed would build kernels for ranks that share memory: 20 s, and one that was killed locks out the next."""
     from deepspeed.accelerator import get_accelerator
@@ -49,6 +57,8 @@ def _config(job: Job, parallel: Parallel, n_micro_batches: int) -> Mapping[str, 
         "gradient_accumulation_steps": n_micro_batches,
         "zero_optimization": {"stage": parallel.zero_stage},
         "bf16": {"enabled": job.precision is Precision.BF16},
+        # else its engine switches off the autocast around it
+        "torch_autocast": {"enabled": job.precision is Precision.BF16_MIXED, "dtype": "bfloat16"},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }

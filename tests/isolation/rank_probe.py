@@ -22,6 +22,7 @@ from autocompile.workloads.job import Job
 from autocompile.workloads.parallel import Wrapped, wrapped
 
 N_LAYERS, WIDTH = 6, 1024  # 4 MiB each
+ROWS = 16
 
 
 def trained(parallel: str, *, scope: str = "none", backend: str = "aot_eager", **knobs: Any) -> tuple[Wrapped, Setup]:
@@ -61,6 +62,24 @@ def sharded_after_forward(**knobs: Any) -> bool:
     return isinstance(first[0].weight, DTensor)
 
 
+def saved_for_backward(parallel: str, **knobs: Any) -> int:
+    """Numbers that one forward pass of a compiled layer keeps, without its weights."""
+    layer = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Tanh(), nn.Tanh()) for _ in range(2)))
+    job = Job(model=layer, loss=lambda model, batch: model(batch).sum(), batches=batches, regions={"layer": "*"})
+    config = {**{name: knob.default for name, knob in KNOBS.items()}, "scope": "layer", "backend": "aot_eager", **knobs}
+    setup = apply_config(Setup(model=layer, regions=job.regions, parallel=parallel), config)
+    model = wrapped(job, setup, n_micro_batches=1).job.model
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel() if tensor.shape[0] == ROWS else 0)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.ones(ROWS, 8, requires_grad=True))
+    return sum(kept)
+
+
 def main() -> None:
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     torch._dynamo.reset()
@@ -68,6 +87,10 @@ def main() -> None:
         "bucket graphs": [bucket_graphs(ddp__bucket_cap_mb=size) for size in (1, 100)],
         "without optimize_ddp": bucket_graphs(ddp__bucket_cap_mb=1, ddp__optimize_ddp=False),
         "storages": [n_storages_of_gradients(ddp__gradient_as_bucket_view=on) for on in (False, True)],
+        "saved": {
+            parallel: [saved_for_backward(parallel, gradient_checkpointing=on) for on in (False, True)]
+            for parallel in ("none", "ddp", "fsdp")
+        },
         "sharded": [sharded_after_forward(fsdp__reshard_after_forward=on) for on in (True, False)],
     }
     print("FOUND", json.dumps(found), flush=True)

@@ -80,6 +80,26 @@ def test_a_text_that_is_never_out_of_memory(log: str) -> None:
         ),
         pytest.param(
             1,
+            f"{TRACEBACK}\n{PLAIN[0]}\ngoing on without\n{TRACEBACK}\nValueError: x",
+            FailureKind.UNKNOWN,
+            id="an error that was handled",
+        ),
+        pytest.param(
+            1,
+            f"{TRACEBACK}\n{PLAIN[0]}\n\nThe above exception was the direct cause of the following exception:\n\n"
+            f"{TRACEBACK}\nValueError: x",
+            FailureKind.OOM,
+            id="what it was raised from",
+        ),
+        pytest.param(
+            1,
+            f"[rank1]:[E901 Cuda.cpp:1] an illegal memory access was encountered\n[rank1]: {TRACEBACK}\n"
+            "[rank1]: RuntimeError: x",
+            FailureKind.GPU_FAULT,
+            id="lines of a rank",
+        ),
+        pytest.param(
+            1,
             f"{PLAIN[-1].splitlines()[0]}\n{TRACEBACK}\nRuntimeError: x",
             FailureKind.OOM,
             id="a warning of C++ before a traceback",
