@@ -36,6 +36,7 @@ from autocompile.values import write_aside
 _TICK_SECONDS = 0.05
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _LOG_TAIL_BYTES = 262_144  # a traceback of compiled code has thousands of lines
+_ROOM_BYTES = 16_384  # for a slice's answer and the reasons of its failure
 _NOT_INHERITED = ("TRITON_CACHE_DIR", "TORCH_COMPILE_JOB_ID", "PYTHONSTARTUP", "PYTHONDONTWRITEBYTECODE")
 _PROGRESS: TypeAdapter[Progress] = TypeAdapter(Progress)
 
@@ -141,7 +142,7 @@ def _lay_out(request: SliceRequest, folder: Path) -> Failed | None:
 def _unwritable(folder: Path) -> str | None:
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(_LOG_TAIL_BYTES))
+            file.write(bytes(_ROOM_BYTES))
     except OSError as error:
         return str(error)
     return None

@@ -29,7 +29,7 @@ _TUNED = 3.0  # by coordinate descent
 _LAYER_COMPILE_SECONDS = {"cuda": 20.0, "cpu": 15.0}  # before any compile was seen
 _SLICE_SECONDS = {"cuda": 60.0, "cpu": 30.0}  # set-up and measuring, before any slice was seen
 _WARM_SHARE = 1 / 3  # of a cold compile; 2 of 14 s were seen on the H200, more where torch bypasses a cache
-# Of a confirmation, whose window is longer and whose interpreter is its own: 6 to 11 s were seen on H200 hosts
+# Of a confirmation, whose window is longer and whose interpreter is its own: 4 to 13 s were seen on an H200's host
 _CONFIRM_LONGER_SECONDS = {"cuda": 8.0, "cpu": 5.0}
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 

@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from autocompile.records import Failed
 from autocompile.slice.merge import RankOutcome, is_cause
 
 _LOOK_SECONDS = 0.1
@@ -38,7 +39,8 @@ def launch(folder: Path, world_size: int) -> list[RankOutcome]:
     told = {outcome.rank for outcome in outcomes}
     silent = [failure for failure in failures if failure.local_rank not in told]
     died = [failure for failure in silent if failure.exitcode != -signal.SIGTERM]  # the launcher's own way to end them
-    if not outcomes or (died and not any(map(is_cause, outcomes))):
+    explained = any(map(is_cause, outcomes)) or (not died and any(isinstance(one.outcome, Failed) for one in outcomes))
+    if len(outcomes) < world_size and not explained:
         _die_as(died or silent)
     return outcomes
 

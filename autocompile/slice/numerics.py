@@ -158,7 +158,9 @@ def _reference(make: CopyMaker, *, tf32: bool) -> _Reference:
         eager = _eager(make, tf32=tf32)
         try:
             steps, low = _in_float32(make, eager.state)
-        except Exception as error:  # a kernel may refuse fp32, in whichever way
+        except Exception as error:  # a kernel may refuse fp32, in whichever way, and does so on all ranks
+            if make.group.world_size > 1 and isinstance(error, torch.OutOfMemoryError | MemoryError):
+                raise
             log.warning("eager training in fp32 failed", exc_info=True)
             steps, low = eager.steps, True
             notes.append(f"compared with eager, since fp32 failed: {_first_line(error)}")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,9 @@ import yaml
 
 from tests.acceptance.test_commands import FOLDER, ROOT, STUDY, run
 from tests.isolation.conftest import inductor_seed  # noqa: F401  a fixture
+from tests.isolation.studies import trained_plainly
 
 GRADIENTS = ROOT / "tests" / "workload_examples" / "gradients.py"
-SCRIPT = ROOT / "tests" / "isolation" / "plain_training.py"
 SPACE = """
 format: 1
 parameters:
@@ -71,17 +68,7 @@ def test_training_with_the_study_s_own_file_runs_what_was_measured(here: Path) -
     workload = {"model": "tiny-llama", "method": "full", "sequence_length": 32}
     twice = {"type": "paired", "configs": [{"scope": "layer"}, {"scope": "layer"}]}
     trials = tuned(here, workload, twice, "--budget", "30s")["trials"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(here / "another" / "cache")}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), str(here / FOLDER / "best.yaml")],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("APPLIED "))[8:])
+    found, _ = trained_plainly(here / FOLDER / "best.yaml", cache=here / "another" / "cache")
     measured = [region["code_hashes"] for region in trials[0]["telemetry"]["regions"]]
     assert found["hashes"] == measured != []
     assert found["same_keys"] and not found["warnings"]

@@ -6,6 +6,8 @@ python -m tests.isolation.studies FOLDER OPTIONS   runs the study of `spec(**OPT
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -19,6 +21,8 @@ from autocompile.tuner import Interrupted, StudyResult, open_study, preflight, t
 from tests.contract.fake_child import make_python
 
 NAME = "study"
+ROOT = Path(__file__).parents[2]
+PLAIN_TRAINING = Path(__file__).with_name("plain_training.py")
 SPACE = SearchSpace.model_validate(
     {
         "format": 1,
@@ -36,6 +40,21 @@ def spec(*, budget: float | None = None, trials: int | None = 6, **options: Any)
         space=SPACE,
         budget=Budget(seconds=budget, trials=trials),
     )
+
+
+def trained_plainly(best: Path, *, cache: Path) -> tuple[dict[str, Any], str]:
+    """What a plain training script found with this best-config file, and what it logged."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(PLAIN_TRAINING), str(best)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("APPLIED "))
+    return json.loads(line.removeprefix("APPLIED ")), done.stderr
 
 
 def url(folder: Path) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +16,7 @@ from autocompile.slice.environment import environment
 from autocompile.space import defaults
 from autocompile.spec import Method, WorkloadSpec
 from autocompile.tuner.folders import copy_seed
-
-SCRIPT = Path(__file__).parent / "plain_training.py"
-REPOSITORY = Path(__file__).parents[2]
+from tests.isolation.studies import trained_plainly
 
 
 def best(knobs: dict[str, Any], **made_for: Any) -> BestConfig:
@@ -56,19 +50,7 @@ def test_a_plain_script_compiles_the_graphs_that_the_slice_did(measure, tmp_path
     outcome = measure(workload, numerics=False, **knobs)
     assert isinstance(outcome, Measured), outcome
     save(best(knobs), tmp_path / "best.yaml")
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "another" / "cache")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(SCRIPT), str(tmp_path / "best.yaml")],
-        env=environment,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("APPLIED "))
-    found = json.loads(line.removeprefix("APPLIED "))
+    found, said = trained_plainly(tmp_path / "best.yaml", cache=tmp_path / "another" / "cache")
     assert found["hashes"] == [list(region.code_hashes) for region in outcome.telemetry.regions] != []
     assert set(found["knobs"]) >= set(defaults())
     assert found["before"] and not found["warnings"]
@@ -76,7 +58,7 @@ def test_a_plain_script_compiles_the_graphs_that_the_slice_did(measure, tmp_path
     flash = ["_scaled_dot_product_flash_attention_for_cpu"]
     assert found["kernels"] == found["compiled_kernels"] == flash
     assert found["same_keys"]
-    assert "left to your script: feed 2 samples" in done.stderr
+    assert "left to your script: feed 2 samples" in said
 
 
 class Net(torch.nn.Module):
