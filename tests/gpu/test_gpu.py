@@ -43,11 +43,12 @@ def fresh_compiler() -> Iterator[None]:
     yield
 
 
-def job(method: str = "lora", depth: int | None = 2, micro_batch: int = 2) -> Job:
-    workload = WorkloadSpec(model="llama2-7b", method=Method(method), precision=Precision.BF16, sequence_length=512)
-    context = Context(
-        device=DEVICE, dtype=torch.bfloat16, micro_batch=micro_batch, sequence_length=512, depth=depth, seed=0
-    )
+def job(
+    method: str = "lora", depth: int | None = 2, micro_batch: int = 2, precision: Precision = Precision.BF16
+) -> Job:
+    workload = WorkloadSpec(model="llama2-7b", method=Method(method), precision=precision, sequence_length=512)
+    dtype = torch.bfloat16 if precision is Precision.BF16 else torch.float32
+    context = Context(device=DEVICE, dtype=dtype, micro_batch=micro_batch, sequence_length=512, depth=depth, seed=0)
     return prepare(context, workload)
 
 
@@ -71,6 +72,7 @@ class Seen:
             self.telemetry: Telemetry = observer.telemetry(self.setup)
         self.names = [event.name for event in profile.events() or []]
         self.kernels = " ".join(sdpa_kernels(self.names)).lower()
+        self.products = {name for name in self.names if "gemm" in name.lower() or "nvjet" in name.lower()}
         self.peak_bytes = torch.cuda.max_memory_allocated()
 
 
@@ -93,11 +95,22 @@ def test_reduce_overhead_replays_cuda_graphs_and_default_does_not() -> None:
 
 
 def test_an_autotuned_mode_generates_other_code() -> None:
-    # One kind of matrix product: each takes some ten seconds to tune.
     # A few matrix products, since each takes some ten seconds to tune; LoRA's thin ones are not left to cuBLAS.
     plain = Seen(job(), scope="*.q_proj")
     tuned = Seen(job(), scope="*.q_proj", mode="max-autotune-no-cudagraphs")
     assert hashes(plain.telemetry) != hashes(tuned.telemetry)
+
+
+@pytest.mark.parametrize("scope", ["none", "layer"])
+def test_matmul_precision_decides_the_kernels_of_fp32_products(scope: str) -> None:
+    def ran(precision: str) -> Seen:
+        return Seen(job(precision=Precision.FP32), scope=scope, float32_matmul_precision=precision)
+
+    exact, tf32, again = ran("highest"), ran("high"), ran("highest")
+    print(scope, "highest", sorted(exact.products), "high", sorted(tf32.products))
+    assert exact.products == again.products
+    assert tf32.products != exact.products
+    assert tf32.losses == pytest.approx(exact.losses, rel=0.02)
 
 
 def test_checkpointing_needs_less_memory_eager_and_compiled() -> None:
