@@ -318,3 +318,4 @@ class Verdict(Value):
     confirmed_by: tuple[int, ...] = ()
     rounds: int = 0
     by_length: tuple[PlannedRun, ...] = ()
+    unmeasured: tuple[dict[str, KnobValue], ...] = ()

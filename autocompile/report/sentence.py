@@ -30,7 +30,12 @@ def sentence(study: Study) -> str:
     else:
         parts = [_tie(study), *_eager(study, best)]
     sure = verdict.confirmed or _none_ran(study)
-    return "; ".join([*parts, *_unsteady(study), *([] if sure else [PROVISIONAL])])
+    return "; ".join([*parts, *_unmeasured(verdict), *_unsteady(study), *([] if sure else [PROVISIONAL])])
+
+
+def _unmeasured(verdict: Verdict) -> list[str]:
+    """A verdict holds for what was measured, so what might change it is named."""
+    return [f"not measured: {', '.join(map(short, verdict.unmeasured))}"] if verdict.unmeasured else []
 
 
 def _against(verdict: Verdict, first: Config) -> str:
@@ -70,6 +75,8 @@ def _win(study: Study, best: Row | None) -> list[str]:
     against_best, against_same = verdict.speedup_vs_best_eager, verdict.speedup
     if against_best is None:
         parts = ["compile runs where no eager config could be measured"]
+    elif against_same is None and verdict.unmeasured:
+        parts = [f"{against_best:.2f}x faster than the best eager config that was measured"]
     elif against_same is None or abs(against_same / against_best - 1) < 0.01:
         parts = [f"{against_best:.2f}x faster than eager"]
     else:

@@ -43,14 +43,14 @@ class Means:
     history: History
     left: float
 
-    def fits(self, config: Config, *, n_blocks: int = _USUAL_BLOCKS) -> bool:
-        """Whether a search slice ends before the time kept back, which holds at least so many blocks.
+    def fits(self, config: Config, *, owed: bool = False) -> bool:
+        """Whether a search slice ends before the time kept back, which is less for one that the verdict owes.
 
         As long as nothing was measured, any may try, but none again in less time than it had before.
         """
         if not self.history.costs.measured:
             return self.left > self.history.costs.at_least.get(key(config), 0.0)
-        return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, n_blocks) <= self.left
+        return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, owed=owed) <= self.left
 
     def fits_with_eager(self, config: Config) -> bool:
         """Whether also the same training without compile fits, which its speed would have to be compared with."""
@@ -65,12 +65,11 @@ class Means:
         if not self.fits(config):
             return False
         seconds = compile_seconds(self.history.costs, config)
-        return seconds <= self.compile_deadline_seconds * _LONGEST_COMPILE_SHARE or seconds <= self._cheapest_compile
+        return seconds <= self.compile_deadline_seconds() * _LONGEST_COMPILE_SHARE or seconds <= self._cheapest_compile
 
-    @cached_property
-    def compile_deadline_seconds(self) -> float:
+    def compile_deadline_seconds(self, *, owed: bool = False) -> float:
         """How long a search slice may take to its first step."""
-        return max(0.0, min(_LONGEST_COMPILE_SECONDS, self.left - self.reserve_seconds()))
+        return max(0.0, min(_LONGEST_COMPILE_SECONDS, self.left - self.reserve_seconds(owed=owed)))
 
     def affords(self, configs: Sequence[Config], *, keep_sustained: bool = False) -> bool:
         """Whether confirmations of all these fit; as long as nothing was measured, any may try."""
@@ -84,11 +83,13 @@ class Means:
         """Of a sustained minute with its set-up, 0 where there will be none."""
         return confirm_seconds(self.history.costs, config) + _MINUTE_SECONDS if self._sustains else 0.0
 
-    def reserve_seconds(self, starting: Config | None = None, n_blocks: int = _USUAL_BLOCKS) -> float:
+    def reserve_seconds(self, starting: Config | None = None, *, owed: bool = False) -> float:
         """Time kept for confirmations if what runs, and the config about to start, prove the best.
 
-        Half the budget at most, as long as that holds ``n_blocks`` of the best against eager. Nothing is kept
-        before a first compiled config was measured: there would be nothing to confirm.
+        Half the budget at most, as long as that holds the usual blocks of the best against eager; the fewest blocks
+        alone where the slice is ``owed``: a narrow interval is worth little while the likeliest winner, or eager
+        training with the winner's batch, is unknown. Nothing is kept before a first compiled config was measured:
+        there would be nothing to confirm.
         """
         if not self._finalists:
             return 0.0
@@ -98,10 +99,12 @@ class Means:
         elif starting is not None and in_space(self.history.spec, self.history.facts, starting):
             rivals = sorted([*rivals, self._seconds(starting)], reverse=True)[:2]
         pair = max(rivals, default=eager) + eager
+        if owed:
+            return FEWEST_BLOCKS * pair + _SLACK_SECONDS
         minute = self._seconds(self._finalists[0]) + _MINUTE_SECONDS if self._sustains else 0.0
         wanted = (DROPPED_BLOCKS + LEAST_ROUNDS) * (sum(rivals) + 2 * eager) + minute
         share = _CONFIRM_SHARE * (self.history.spec.budget.seconds or math.inf)
-        return max(min(wanted, share), n_blocks * pair) + _SLACK_SECONDS
+        return max(min(wanted, share), _USUAL_BLOCKS * pair) + _SLACK_SECONDS
 
     @cached_property
     def _sustains(self) -> bool:

@@ -73,6 +73,28 @@ def first_compiled(history: History) -> list[Config]:
     ]
 
 
+def owed(history: History) -> list[Config]:
+    """What no verdict is fair without: settings that usually win, and eager training with the best config's batch."""
+    best = next((score.config for score in history.searched if not score.eager), None)
+    if best is None or any(
+        score.eager and micro_batch(score.config) == micro_batch(best) for score in history.searched
+    ):
+        return first_compiled(history)
+    return [*first_compiled(history), without_compile(best)]
+
+
+def unmeasured(history: History) -> list[Config]:
+    """Of these, what nothing speaks against and nobody measured: neither time nor trials were left for it."""
+
+    def is_unknown(config: Config) -> bool:
+        attempts = history.trials.get(key(config), [])
+        return not is_over(attempts) if attempts else reason_against(history.lessons, config) is None
+
+    confirmed = {score.key for score in history.confirmed}
+    asked = [config for config in owed(history) if known_to_fail(config) is None and key(config) not in confirmed]
+    return list(filter(is_unknown, asked))
+
+
 def climbs(history: History) -> list[Config]:
     """The next micro-batches to measure, of the better known-good config and of eager, smaller ones first."""
     usual = [config for config in first_compiled(history) if known_to_fail(config) is None]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from autocompile.records import FailureKind, State, TrialRecord, Verdict
-from autocompile.search.affordability import FEWEST_BLOCKS, Means, is_open, left_seconds
+from autocompile.search.affordability import Means, is_open, left_seconds
 from autocompile.search.canonical import candidates, in_space, is_eager, key, known_to_fail
 from autocompile.search.history import History, history_of
-from autocompile.search.known_good import baselines, climbs, first_compiled, plain_compile, with_each_padding
+from autocompile.search.known_good import baselines, climbs, owed, plain_compile, with_each_padding
 from autocompile.search.rounds import next_confirmation
 from autocompile.search.treatment import brake_reason, deserves_repeat, is_over
 from autocompile.search.verdict import verdict
@@ -67,9 +67,12 @@ def admissible(
     return _admissible(_means(spec, facts, records, seconds_used))
 
 
-def compile_deadline(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> float:
+def compile_deadline(
+    spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float, config: Config
+) -> float:
     """Seconds a search slice may take to its first step, so that the time for confirmations is kept."""
-    return _means(spec, facts, records, seconds_used).compile_deadline_seconds
+    means = _means(spec, facts, records, seconds_used)
+    return means.compile_deadline_seconds(owed=_is_owed(means.history, config))
 
 
 def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
@@ -94,7 +97,8 @@ def _repeat(means: Means) -> Step | None:
             continue
         last = attempts[-1]
         counted = any(record.state is State.PRUNED for record in attempts)
-        if means.fits(last.config) and (counted or _trials_left(history)):
+        fits = means.fits(last.config, owed=_is_owed(history, last.config))
+        if fits and (counted or _trials_left(history)):
             return Measure(last.config, last.role, FULL_DEPTH)
     return None
 
@@ -122,16 +126,24 @@ def _known_good(means: Means) -> Step | None:
     history = means.history
     if not _trials_left(history):
         return None
-    for config in first_compiled(history):
-        if known_to_fail(config) is None and is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
-            return Measure(config, Role.SEARCH, FULL_DEPTH)
+    for config in owed(history):
+        if known_to_fail(config) is None and is_open(history, config) and means.fits(config, owed=True):
+            return _measure(config)
     for config in climbs(history):
         if is_open(history, config) and means.fits_with_eager(config):
-            return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
+            return _measure(config)
     for config in with_each_padding(history):
-        if is_open(history, config) and means.fits(config, n_blocks=FEWEST_BLOCKS):
-            return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
+        if _may_start(means, config):
+            return _measure(config)
     return None
+
+
+def _measure(config: Config) -> Measure:
+    return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
+
+
+def _is_owed(history: History, config: Config) -> bool:
+    return isinstance(history.spec.plan, Search) and key(config) in map(key, owed(history))
 
 
 def _plain_compile(means: Means) -> Step | None:

@@ -12,9 +12,9 @@ from autocompile.search.blocks import Arm
 from autocompile.search.canonical import is_eager, key, without_compile
 from autocompile.search.history import History, Score, history_of
 from autocompile.search.judging import LEAST_WIN, Judgement, judge, kept, log_ratios, sides, simplest
-from autocompile.search.known_good import plain_compile
+from autocompile.search.known_good import plain_compile, unmeasured
 from autocompile.search.planned_runs import by_length
-from autocompile.spec import Facts, StudySpec
+from autocompile.spec import Facts, Search, StudySpec
 
 # Between single processes, where no blocks have measured their spread, and for the best of several having been lucky:
 # 225 to 253 ms were seen of one eager config on one GPU (studies/h200-llama2-7b-lora-b4)
@@ -44,6 +44,7 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
         confirmed_by=tuple(sorted(case.numbers)),
         rounds=case.rounds,
         by_length=by_length(history, chosen),
+        unmeasured=tuple(map(dict, unmeasured(history))) if isinstance(spec.plan, Search) else (),
     )
 
 

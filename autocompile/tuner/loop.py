@@ -262,7 +262,7 @@ class _Loop:
             fidelity=fidelity,
             seed=study.spec.seed,
             devices=study.slots[slot],
-            deadline_seconds=self._deadline_seconds(role),
+            deadline_seconds=self._deadline_seconds(role, config),
             cache_folder=str(cache_folder(study.spec, study.facts, config, study_folder=study.folder)),
         )
         request = repeated(request, self._all(), first_number=self.first_number)
@@ -272,10 +272,10 @@ class _Loop:
         self.watch(TrialStarted(slot=slot, number=number, role=role, config=record.config, folder=folder))
         threading.Thread(target=self._run_slice, args=(number, request, folder), daemon=True).start()
 
-    def _deadline_seconds(self, role: Role) -> float:
+    def _deadline_seconds(self, role: Role, config: Config) -> float:
         """What the budget leaves for a slice that starts now; confirmations and the probe after them get all of it."""
         study = self.study
-        before_confirmations = compile_deadline(study.spec, study.facts, self._all(), self._used())
+        before_confirmations = compile_deadline(study.spec, study.facts, self._all(), self._used(), config)
         return slice_seconds(self._left(), None if role in (Role.CONFIRM, Role.PROBE) else before_confirmations)
 
     def _run_slice(self, number: int, request: MeasureRequest, folder: Path) -> None:

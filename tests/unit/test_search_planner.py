@@ -15,7 +15,7 @@ from autocompile.search import (
     compile_deadline,
     next_step,
 )
-from autocompile.search.canonical import known_to_fail
+from autocompile.search.canonical import is_eager, known_to_fail
 from autocompile.space import load_space
 from autocompile.spec import FULL_DEPTH, Grid, Paired, Role
 from tests.unit.search_cases import (
@@ -172,7 +172,14 @@ def test_a_study_whose_eager_training_does_not_work_ends(records):
             search(GRAPHS_8),
             id="CUDA graphs are the better one",
         ),
-        pytest.param(facts(), spec(), KNOWN_GOOD[:4], search(LAYER_2), id="no gain upwards: a smaller batch"),
+        pytest.param(facts(), spec(), KNOWN_GOOD[:4], baseline(EAGER_8), id="eager with the batch of the best"),
+        pytest.param(
+            facts(),
+            spec(),
+            [*KNOWN_GOOD[:4], measured(4, EAGER_8, 8050)],
+            search(LAYER_2),
+            id="no gain upwards: a smaller batch",
+        ),
         pytest.param(
             facts(), spec(), [*KNOWN_GOOD[:3], running(3, LAYER_8)], baseline(EAGER_8), id="eager climbs beside it"
         ),
@@ -513,7 +520,24 @@ RIVAL, EAGER_AGAIN = 30 - 13 * 2 / 3 + 8, 30 + 8  # seconds of their confirmatio
     ],
 )
 def test_compile_deadline(study, records, seconds):
-    assert compile_deadline(study, facts(), records, 100) == pytest.approx(seconds)
+    assert compile_deadline(study, facts(), records, 100, config(sdpa="math")) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("records", "settings"),
+    [
+        pytest.param([BASELINE, measured(1, LAYER, 14000)], GRAPHS, id="settings that usually win"),
+        pytest.param([*KNOWN_GOOD[:3], measured(3, LAYER_8, 15000)], EAGER_8, id="eager with the batch of the best"),
+    ],
+)
+def test_what_a_verdict_owes_is_measured_as_long_as_two_blocks_remain(records, settings):
+    study = spec(seconds=330)
+    least = 2 * (RIVAL + EAGER_AGAIN) + 5
+    assert compile_deadline(study, facts(), records, 100, settings) == pytest.approx(230 - least)
+    assert compile_deadline(study, facts(), records, 100, config(sdpa="math")) < 230 - least
+    started = baseline(settings) if is_eager(settings) else search(settings)
+    assert next_step(study, facts(), records, 330 - least - 75) == started
+    assert next_step(study, facts(), records, 330 - least) != started
 
 
 def test_grid_measures_every_config_once():

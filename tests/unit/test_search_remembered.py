@@ -22,7 +22,7 @@ from autocompile.search.canonical import key
 from autocompile.search.per_record import PerRecord
 from autocompile.spec import Budget, Facts, StudySpec
 from autocompile.values import remembered
-from tests.unit.search_cases import EAGER, GRAPHS, LAYER, facts, failed, measured, running, spec, stopped
+from tests.unit.search_cases import EAGER, GRAPHS, LAYER, config, facts, failed, measured, running, spec, stopped
 
 K = FailureKind
 
@@ -59,15 +59,15 @@ def some_records(seed: int) -> list[TrialRecord]:
     rng = random.Random(seed)
     space = [EAGER, LAYER, GRAPHS, *rng.sample(candidates(spec(), facts()), 25)]
     records: list[TrialRecord] = []
-    for number, config in enumerate([*space, *rng.sample(space, 6)]):
+    for number, chosen in enumerate([*space, *rng.sample(space, 6)]):
         kind = rng.choice([K.OOM, K.COMPILE_ERROR, K.GPU_FAULT, K.INFRASTRUCTURE, K.COMPILE_TIMEOUT])
         records.append(
             rng.choice(
                 [
-                    measured(number, config, rng.uniform(100, 200), seconds=rng.uniform(10, 90)),
-                    measured(number, config, rng.uniform(100, 200), seconds=rng.uniform(10, 90)),
-                    failed(number, config, kind),
-                    stopped(number, config, rng.choice(["lost", "budget", "interrupted"])),
+                    measured(number, chosen, rng.uniform(100, 200), seconds=rng.uniform(10, 90)),
+                    measured(number, chosen, rng.uniform(100, 200), seconds=rng.uniform(10, 90)),
+                    failed(number, chosen, kind),
+                    stopped(number, chosen, rng.choice(["lost", "budget", "interrupted"])),
                 ]
             )
         )
@@ -78,7 +78,8 @@ def answers(study: StudySpec, known: Facts, records: tuple[TrialRecord, ...], us
     may = admissible(study, known, records, used)
     return [
         next_step(study, known, records, used),
-        compile_deadline(study, known, records, used),
+        compile_deadline(study, known, records, used, LAYER),
+        compile_deadline(study, known, records, used, config(sdpa="math")),
         [key(config) for config in candidates(study, known) if may(config)],
         suggest(study, known, records=records, admissible=may),
         verdict(study, known, records),

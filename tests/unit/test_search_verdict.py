@@ -319,6 +319,33 @@ def test_the_same_without_compile_may_be_missing(eager):
     assert found.confirmed and found.speedup is None and found.speedup_vs_best_eager == pytest.approx(4 / 3)
 
 
+@pytest.mark.parametrize(
+    ("records", "left_out"),
+    [
+        pytest.param([*SEARCHED, measured(4, EAGER_8, 9000)], [], id="nothing"),
+        pytest.param(SEARCHED[:2], [GRAPHS], id="settings that usually win"),
+        pytest.param([*SEARCHED[:2], stopped(2, GRAPHS, "budget")], [GRAPHS], id="stopped by the budget"),
+        pytest.param([*SEARCHED[:2], failed(2, GRAPHS, FailureKind.BACKEND_UNSUPPORTED)], [], id="failed: it is known"),
+        pytest.param([*SEARCHED, measured(4, LAYER_8, 14000)], [EAGER_8], id="the best batch without compile"),
+        pytest.param(
+            [*SEARCHED, measured(4, LAYER_8, 14000), failed(5, EAGER_8, FailureKind.OOM)],
+            [],
+            id="the best batch does not fit without compile",
+        ),
+        pytest.param(
+            [
+                *[*SEARCHED, measured(4, LAYER_8, 14000)],
+                *confirmations(5, (LAYER_8, [14000.0] * 2), (EAGER, [8000.0] * 2), (EAGER_8, [9000.0] * 2)),
+            ],
+            [],
+            id="confirmed though never searched",
+        ),
+    ],
+)
+def test_what_the_verdict_lacks_is_named(records, left_out):
+    assert list(verdict(spec(), facts(), records).unmeasured) == left_out
+
+
 def test_in_a_loss_the_figures_are_those_of_the_best_compiled_config():
     arms = ((LAYER, [6000.0] * 2), (EAGER, [8000.0] * 2), (GRAPHS, [5000.0] * 2))
     found = verdict(spec(), facts(), [*SEARCHED, *confirmations(4, *arms)])
