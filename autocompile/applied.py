@@ -128,7 +128,6 @@ def _script_settings(best: BestConfig) -> dict[str, str]:
         "precision": f"train in {workload.precision}",
         **script,
         "sequence_length": f"the study measured {shapes}",
-        "parallel": f"the study measured parallel={made_for.parallel}",
     }
 
 

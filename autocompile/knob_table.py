@@ -14,6 +14,7 @@ SCOPES = ("none", "model", "nested", "layer", "attention", "qkv", "mlp", "lora")
 WHOLE_MODEL_SCOPES = ("model", "nested")
 MODES = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+WAYS_TO_TRAIN = ("none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3")  # on how many GPUs of one host, and how
 AUTOTUNE_MODES = ("max-autotune-no-cudagraphs", "max-autotune")
 
 
@@ -65,6 +66,7 @@ KNOBS: dict[str, Knob] = {
         default="ATEN,TRITON,CPP", values=("ATEN,TRITON,CPP", "ATEN", "TRITON"), compiles=True, inductor=True
     ),
     "fallback_random": Knob(default=False, values=(False, True), compiles=True, inductor=True),
+    "parallel": Knob(default="none", values=WAYS_TO_TRAIN, memory=True),
     "ddp.bucket_cap_mb": Knob(default=25, memory=True, parallel="ddp"),
     "ddp.gradient_as_bucket_view": Knob(default=False, values=(False, True), memory=True, parallel="ddp"),
     "ddp.optimize_ddp": Knob(default=True, values=(True, False), compiles=True, parallel="ddp"),
@@ -74,9 +76,11 @@ KNOBS: dict[str, Knob] = {
 
 def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
     """The knobs that mean nothing beside the others' values, and may as well be at their defaults."""
+    others = _OF_OTHER_WAYS[str(config.get("parallel", "none"))]
     if config.get("scope", "none") == "none":
-        return _OF_COMPILE
-    return (*_of_compiler(config), *(("compiled_loss",) if config["scope"] in WHOLE_MODEL_SCOPES else ()))
+        return (*_OF_COMPILE, *others)
+    of_loss = ("compiled_loss",) if config["scope"] in WHOLE_MODEL_SCOPES else ()
+    return (*_of_compiler(config), *of_loss, *others)
 
 
 def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
@@ -89,6 +93,9 @@ def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
 
 
 _OF_COMPILE = tuple(name for name, knob in KNOBS.items() if knob.compiles)
+_OF_OTHER_WAYS = {
+    way: tuple(name for name, knob in KNOBS.items() if knob.parallel not in (None, way)) for way in WAYS_TO_TRAIN
+}
 _OF_INDUCTOR = tuple(name for name, knob in KNOBS.items() if knob.inductor)
 _OF_THE_PARTITIONER = ("activation_memory_budget",)
 _OF_AUTOTUNING = ("max_autotune_gemm_backends",)

@@ -14,8 +14,8 @@ from autocompile.catalogue import catalogue, source_of, tokenizer_of
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, idle, problem
 from autocompile.lengths import Texts, parse_lengths
-from autocompile.space import load_space
-from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
+from autocompile.space import Choices, load_space
+from autocompile.spec import Budget, LoraSpec, Method, Paired, Parallel, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
 DEFAULT_BUDGET = "30m"
@@ -223,7 +223,22 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
     _refuse_idle_pins(spec)
-    return spec
+    return _with_ways_to_train(spec)
+
+
+def _with_ways_to_train(spec: StudySpec) -> StudySpec:
+    """``parallel`` is a knob exactly where the workload leaves it open."""
+    asked = spec.workload.parallel
+    if "parallel" in spec.pinned:
+        raise UserError("parallel: is set by --parallel, and --gpus-per-trial with it")
+    if "parallel" in spec.space.parameters and asked is not Parallel.AUTO:
+        raise UserError("the search space varies parallel: give --parallel auto, and --gpus-per-trial with it")
+    if "parallel" in spec.space.parameters or asked is not Parallel.AUTO:
+        return spec
+    first, *others = spec.workload.legal_ways()
+    ways = Choices(choices=(first, *others), default=first, why="Whether sharding, or a second GPU at all, is needed.")
+    space = spec.space.model_copy(update={"parameters": {**spec.space.parameters, "parallel": (ways,)}})
+    return spec.model_copy(update={"space": space})
 
 
 def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
@@ -235,13 +250,15 @@ def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
 
 def _refuse_idle_pins(spec: StudySpec) -> None:
     """What is pinned to another value than the default must mean something beside the other pins."""
+    asked = spec.workload.parallel
+    ways = spec.workload.legal_ways() if asked is Parallel.AUTO else (asked,)
     for name, value in spec.pinned.items():
-        if (way := KNOBS[name].parallel) not in (None, spec.workload.parallel) and value != KNOBS[name].default:
+        if (way := KNOBS[name].parallel) not in (None, *ways) and value != KNOBS[name].default:
             raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {way}")
     if "scope" not in spec.pinned:
         return
     for name in idle(spec.pinned):
-        if name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
+        if KNOBS[name].parallel is None and name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
             deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
             others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
             raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")

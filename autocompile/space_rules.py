@@ -19,7 +19,6 @@ FACTS: dict[str, tuple[str, ...] | None] = {
     "device": ("cuda", "cpu"),
     "method": ("full", "lora", "qlora"),
     "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
-    "parallel": ("none", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3"),
     "world_size": None,
     "shapes": ("fixed", "varying"),
     "task": ("causal-lm", "masked-lm", "classification", "image-classification"),

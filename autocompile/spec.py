@@ -37,7 +37,8 @@ class Task(StrEnum):
 
 
 class Parallel(StrEnum):
-    """How one trial trains on several GPUs of one host; ``fsdp`` is FSDP2, the others but ``ddp`` are DeepSpeed's."""
+    """How one trial trains on several GPUs of one host; ``fsdp`` is FSDP2, ``zero`` DeepSpeed's. With ``auto`` each
+    trial's config says it."""
 
     NONE = "none"
     DDP = "ddp"
@@ -46,6 +47,7 @@ class Parallel(StrEnum):
     ZERO1 = "zero1"
     ZERO2 = "zero2"
     ZERO3 = "zero3"
+    AUTO = "auto"
 
     @property
     def zero_stage(self) -> int | None:
@@ -124,21 +126,40 @@ class WorkloadSpec(Value):
             raise ValueError(f"gpus_per_trial {self.gpus_per_trial} needs a way to use them: give --parallel {ways}")
         if self.parallel is not Parallel.NONE and self.gpus_per_trial < 2:
             raise ValueError(f"parallel {self.parallel} trains on several GPUs: give --gpus-per-trial 2 or more")
-        if reason := _why_not_parallel(self):
+        if self.parallel is Parallel.AUTO and self.global_batch is None:
+            raise ValueError("parallel auto compares ways to train at one global batch: give --global-batch")
+        if reason := _why_not_parallel(self, self.parallel):
             raise ValueError(f"parallel {self.parallel}: {reason}")
         return self
 
+    def legal_ways(self) -> tuple[Parallel, ...]:
+        """The ways to train this workload on several GPUs, those that keep most of it whole first, and on one."""
+        ways = Parallel.DDP, Parallel.ZERO2, Parallel.FSDP, Parallel.ZERO3, Parallel.NONE
+        return tuple(way for way in ways if _why_not_parallel(self, way) is None)
 
-def _why_not_parallel(workload: WorkloadSpec) -> str | None:
+    def of_config(self, config: Config) -> WorkloadSpec:
+        """As a trial of this config trains it."""
+        if self.parallel is not Parallel.AUTO:
+            return self
+        way = Parallel(str(config["parallel"]))
+        return self.model_copy(update={"parallel": way, "gpus_per_trial": self.n_ranks(config)})
+
+    def n_ranks(self, config: Config) -> int:
+        """The processes that train a config together."""
+        alone = self.parallel is Parallel.AUTO and config["parallel"] == Parallel.NONE
+        return 1 if alone else self.gpus_per_trial
+
+
+def _why_not_parallel(workload: WorkloadSpec, parallel: Parallel) -> str | None:
     """What of this workload its way to train on several GPUs cannot do."""
-    parallel, stage = workload.parallel, workload.parallel.zero_stage
+    stage = parallel.zero_stage
     if parallel is Parallel.NONE:
         return None
     if workload.trainer is not None:
         return "a Trainer sets up its own; so far it is measured on one GPU"
     if workload.method is Method.QLORA and (parallel is Parallel.FSDP or stage == 3):
         return "bitsandbytes' 4-bit weights cannot be sharded; ddp, zero1 and zero2 keep them whole"
-    if workload.precision is Precision.FP16_MIXED and parallel is not Parallel.DDP:
+    if workload.precision is Precision.FP16_MIXED and parallel not in (Parallel.DDP, Parallel.AUTO):
         return "its gradients are scaled by a scaler of its own, which fp16-mixed here is not; bf16 needs none"
     return None
 
@@ -226,32 +247,6 @@ class StudySpec(Value):
         return digest(self.identity())
 
 
-class SlicePlan(Value):
-    """How one slice measures: see `autocompile.slice.measure`."""
-
-    interval: float  # half-width of the median's interval, as a share of the median, at which the window ends
-    window_seconds: float  # the window ends then at the latest
-    min_cycles: int = 5  # optimizer cycles a window holds at least
-    preheat_seconds: float = 2.0  # of steps on a GPU before the window, so that its clock has settled
-    repeats: bool = True  # a window that was throttled or disturbed, once
-
-
-SEARCH_SLICE = SlicePlan(interval=0.02, window_seconds=5.0)
-CONFIRM_SLICE = SlicePlan(interval=0.01, window_seconds=10.0)
-SUSTAINED_SLICE = SlicePlan(interval=0.0, window_seconds=60.0, repeats=False)  # it is to see the heat
-
-
-def slice_plan(role: Role) -> SlicePlan:
-    """A probe is the winner's sustained minute: clocks fall as a GPU heats up, which a short window does not show."""
-    match role:
-        case Role.CONFIRM:
-            return CONFIRM_SLICE
-        case Role.PROBE:
-            return SUSTAINED_SLICE
-        case _:
-            return SEARCH_SLICE
-
-
 class PreflightRequest(Value):
     """Ask a child what this machine and this workload are. ``devices`` are GPU indices; empty is a CPU or any GPU."""
 
@@ -330,7 +325,6 @@ def traits(spec: StudySpec, facts: Facts) -> Traits:
         "device": device.type,
         "method": str(facts.method),
         "precision": str(facts.precision),
-        "parallel": spec.workload.parallel,
         "world_size": spec.workload.gpus_per_trial,
         "shapes": "fixed" if spec.workload.lengths is None else "varying",
         **({"task": str(facts.task)} if facts.task else {}),
@@ -342,4 +336,4 @@ def gradient_accumulation(workload: WorkloadSpec, config: Config) -> int:
     """Micro-batches per optimizer step, one rank; 1 where no global batch is given."""
     if workload.global_batch is None:
         return 1
-    return workload.global_batch // (int(config["micro_batch"]) * workload.gpus_per_trial)
+    return workload.global_batch // (int(config["micro_batch"]) * workload.n_ranks(config))

@@ -63,7 +63,7 @@ Tokens = Annotated[str | None, _flag("--tokens", "T", "Length of the planned run
 Steps = Annotated[int | None, _flag("--steps", "N", "Length of the planned run in global batches.")]
 Headroom = Annotated[str | None, _flag("--memory-headroom", "PERCENT", "GPU memory to keep free. [default: 8%]")]
 Parallel = Annotated[
-    str | None, _flag("--parallel", "none", "ddp, fsdp or zero0 to zero3: how a trial uses several GPUs.")
+    str | None, _flag("--parallel", "none", "ddp, fsdp, zero0 to zero3: how a trial uses several GPUs; auto compares.")
 ]
 GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial, or processes on a CPU.")]
 Executor = Annotated[str, _flag("--executor", "local", "Where slices run.")]

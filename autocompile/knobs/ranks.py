@@ -8,6 +8,18 @@ from typing import Any
 from autocompile.knobs.setup import Setup, knob
 
 
+@knob("parallel")
+def parallel(setup: Setup, way: str) -> Setup:
+    """How the ranks train together. Who wraps the model is told by ``setup.parallel``, which is this value."""
+    how = {
+        "none": "train on one GPU",
+        "ddp": "wrap the model in DistributedDataParallel",
+        "fsdp": "fully_shard each layer",
+    }
+    what = how.get(way, f"train through deepspeed.initialize with ZeRO stage {way[-1]}")
+    return replace(setup, yours={**setup.yours, "parallel": what})
+
+
 def _argument(name: str, function: str) -> None:
     """An argument of this name of that function, which a script has to pass itself."""
     family, _, argument = name.partition(".")

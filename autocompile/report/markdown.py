@@ -9,6 +9,7 @@ from autocompile.records import Measurement, Result, State, Telemetry, TrialReco
 from autocompile.report.document import Places, scrub
 from autocompile.report.explain import notes
 from autocompile.report.sentence import interval, reference, sentence
+from autocompile.report.strategies import Strategy, strategies
 from autocompile.report.study import Row, Study, best_rows, measured
 from autocompile.report.words import duration, gib, outcome, rate, short, tokens, word, workload
 
@@ -22,6 +23,7 @@ def markdown(study: Study, places: Places) -> str:
         ["## Best configs", *_best(study)],
         *_lengths(study),
         *_paddings(study),
+        *_strategies(study),
         ["## How to use it", *_use(study)],
         ["## All trials", _table(_TRIAL_HEAD, map(_trial_cells, study.records)), *_derived(study)],
         ["## What the compiler did", *_compiler(study)],
@@ -126,6 +128,30 @@ def _paddings(study: Study) -> list[list[str]]:
     ]
     head = ("padding", "fastest config", "tokens/s without padding", *_SEEN_HEAD)
     return [["## By padding", _table(head, rows)]]
+
+
+def _strategies(study: Study) -> list[list[str]]:
+    """All at one global batch; a GPU alone accumulates more micro-batches."""
+    found = strategies(study)
+    if not found:
+        return []
+    places = "GPUs" if study.facts.devices[0].type == "cuda" else "processes"
+    head = ("parallel", places, "fastest config", "tokens/s", "of one alone", "peak GiB of one", "eager tokens/s")
+    return [["## By way to train", _table(head, map(_strategy_cells, found))]]
+
+
+def _strategy_cells(one: Strategy) -> tuple[str, ...]:
+    if one.best is None:
+        return one.way, str(one.n_ranks), outcome(one.failed) if one.failed else "-", "-", "-", "-", "-"
+    return (
+        one.way,
+        str(one.n_ranks),
+        f"`{short(one.best.config)}`",
+        rate(one.best.tokens_per_second),
+        f"{one.of_one:.2f}x" if one.of_one else "-",
+        gib(one.best.peak_memory_bytes) if one.best.peak_memory_bytes is not None else "-",
+        rate(one.eager.tokens_per_second) if one.eager else "-",
+    )
 
 
 def _speed(run: tuple[TrialRecord, Measurement] | None) -> float:

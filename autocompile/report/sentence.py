@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autocompile.records import Result, Verdict
+from autocompile.report.strategies import in_words
 from autocompile.report.study import Row, Study, row, runs_of, spread
 from autocompile.report.words import duration, gib, rate, short, tokens
 from autocompile.space import Config
@@ -30,7 +31,10 @@ def sentence(study: Study) -> str:
     else:
         parts = [_tie(study), *_eager(study, best)]
     sure = verdict.confirmed or _none_ran(study)
-    return "; ".join([*parts, *_unmeasured(verdict), *_unsteady(study), *([] if sure else [PROVISIONAL])])
+    ways = in_words(study)
+    return "; ".join(
+        [*parts, *([ways] if ways else []), *_unmeasured(verdict), *_unsteady(study), *([] if sure else [PROVISIONAL])]
+    )
 
 
 def _unmeasured(verdict: Verdict) -> list[str]:

@@ -72,7 +72,9 @@ def workload(spec: StudySpec, facts: Facts) -> str:
     if facts.task is Task.IMAGE_CLASSIFICATION:
         inputs = f"images of {f'{asked.image_size} pixels' if asked.image_size else 'the usual size'}{more}"
     places = "GPUs" if device.type == "cuda" else "processes"
-    ranks = f"{asked.parallel} on {asked.gpus_per_trial} {places} a trial, " if asked.gpus_per_trial > 1 else ""
+    ranks = (
+        f"parallel {asked.parallel} on {asked.gpus_per_trial} {places} a trial, " if asked.gpus_per_trial > 1 else ""
+    )
     return (
         f"{asked.model or asked.script}: {count} parameters in {facts.layers} layers, {facts.method}, "
         f"{facts.precision}, {inputs}, {ranks}"

@@ -19,8 +19,9 @@ from autocompile.search.cost import (
 from autocompile.search.finalists import finalists
 from autocompile.search.history import History
 from autocompile.search.lessons import reason_against
+from autocompile.slice_plan import SUSTAINED_SLICE
 from autocompile.space import Config
-from autocompile.spec import SUSTAINED_SLICE, Role, Search, StudySpec
+from autocompile.spec import Role, Search, StudySpec
 
 _LONGEST_COMPILE_SECONDS = 900.0
 _LONGEST_COMPILE_SHARE = 1 / 3

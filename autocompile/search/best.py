@@ -44,7 +44,7 @@ def best_config(name: str, spec: StudySpec, facts: Facts, records: Sequence[Tria
             confirmed_by=found.confirmed_by,
             break_even_steps=found.break_even_steps,
         ),
-        made_for=_made_for(spec, facts),
+        made_for=_made_for(spec, facts, config),
         workload=BestWorkload(
             micro_batch=micro_batch(config),
             gradient_accumulation=gradient_accumulation(spec.workload, config),
@@ -83,14 +83,15 @@ def _expected(history: History, config: Config, confirmed_by: Sequence[int]) -> 
     )
 
 
-def _made_for(spec: StudySpec, facts: Facts) -> MadeFor:
+def _made_for(spec: StudySpec, facts: Facts, config: Config) -> MadeFor:
+    workload = spec.workload.of_config(config)
     return MadeFor(
         gpu=facts.environment.get("gpu", facts.devices[0].name),
         torch=major_minor(facts.environment.get("torch")) or "unknown",
         triton=major_minor(facts.environment.get("triton")),
         method=str(facts.method),
         model_type=facts.model_type,
-        parallel=spec.workload.parallel,
-        world_size=spec.workload.gpus_per_trial,
-        sequence_length=spec.workload.sequence_length,
+        parallel=workload.parallel,
+        world_size=workload.gpus_per_trial,
+        sequence_length=workload.sequence_length,
     )

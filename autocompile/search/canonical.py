@@ -17,7 +17,7 @@ from autocompile.knob_table import (
     records_cuda_graphs,
 )
 from autocompile.space import Config, configs, default_config
-from autocompile.spec import Facts, StudySpec, WorkloadSpec, traits
+from autocompile.spec import Facts, Parallel, StudySpec, WorkloadSpec, traits
 from autocompile.values import remembered
 
 Key: TypeAlias = tuple[KnobValue, ...]
@@ -84,10 +84,16 @@ def paddings(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
     return _domain(spec, facts).paddings
 
 
+def ways_to_train(spec: StudySpec, facts: Facts) -> tuple[str, ...]:
+    """The space's values of ``parallel``."""
+    return _domain(spec, facts).ways
+
+
 def starting_point(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
     """The space's defaults under what is pinned, with the nearest micro-batch that divides the global batch."""
     config = dict(default_config(spec.space, traits(spec, facts), settings(spec, facts)))
-    fitting = _domain(spec, facts).micro_batches
+    sizes = _domain(spec, facts).micro_batches
+    fitting = [size for size in sizes if _divides(spec.workload, {**config, "micro_batch": size})]
     if fitting and config["micro_batch"] not in fitting:
         smaller = [size for size in fitting if size <= micro_batch(config)]
         config["micro_batch"] = smaller[-1] if smaller else fitting[0]
@@ -102,9 +108,11 @@ def ladder(spec: StudySpec, facts: Facts, config: Config) -> list[int]:
 
 
 def settings(spec: StudySpec, facts: Facts) -> dict[str, KnobValue]:
-    """The knobs that do not vary: what the user pinned, and the defaults of what the workload freezes."""
-    default = default_config(spec.space, traits(spec, facts), spec.pinned)
-    return {**{name: default[name] for name in facts.frozen_knobs if name in KNOBS}, **spec.pinned}
+    """The knobs that do not vary: what the user asked for, and the defaults of what the workload freezes."""
+    way = spec.workload.parallel
+    asked = spec.pinned if way is Parallel.AUTO else {"parallel": str(way), **spec.pinned}
+    default = default_config(spec.space, traits(spec, facts), asked)
+    return {**{name: default[name] for name in facts.frozen_knobs if name in KNOBS}, **asked}
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,7 @@ class _Domain:
     micro_batches: tuple[int, ...]
     scopes: tuple[str, ...]  # without none
     paddings: tuple[str, ...]
+    ways: tuple[str, ...]
 
 
 @remembered(8)
@@ -132,6 +141,7 @@ def _domain(spec: StudySpec, facts: Facts) -> _Domain:
         micro_batches=tuple(sorted({micro_batch(config) for config in found})),
         scopes=tuple(dict.fromkeys(str(config["scope"]) for config in found if not is_eager(config))),
         paddings=tuple(dict.fromkeys(str(config["padding"]) for config in found)),
+        ways=tuple(dict.fromkeys(str(config["parallel"]) for config in found)),
     )
 
 
@@ -149,4 +159,4 @@ def _divides(workload: WorkloadSpec, config: Config) -> bool:
         return True
     if config["padding"] == "packed":
         return False  # its rows hold several sequences, so that a batch of as many rows is a larger one
-    return workload.global_batch % (micro_batch(config) * workload.gpus_per_trial) == 0
+    return workload.global_batch % (micro_batch(config) * workload.n_ranks(config)) == 0

@@ -34,7 +34,7 @@ _CONFIRM_LONGER_SECONDS = {"cuda": 8.0, "cpu": 5.0}
 _CYCLES_PER_SLICE = 10  # warm-up, the shortest window and the check
 
 _Compiler: TypeAlias = tuple[str, str, str, str, bool]  # scope, backend, mode, dynamic, tuned: of a compile
-_Step: TypeAlias = tuple[int, bool, str, str]  # micro-batch, checkpointing, sdpa, padding: of a step
+_Step: TypeAlias = tuple[int, bool, str, str, str]  # micro-batch, checkpointing, sdpa, padding, way: of a step
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,8 @@ def _compiler(config: Config) -> _Compiler:
 
 
 def _step(config: Config) -> _Step:
-    return micro_batch(config), bool(config["gradient_checkpointing"]), str(config["sdpa"]), str(config["padding"])
+    words = (str(config[name]) for name in ("sdpa", "padding", "parallel"))
+    return (micro_batch(config), bool(config["gradient_checkpointing"]), *words)  # type: ignore[return-value]
 
 
 def _observed_compiles(slices: Sequence[_Slice]) -> dict[_Compiler, float]:

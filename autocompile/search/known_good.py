@@ -18,6 +18,7 @@ from autocompile.search.canonical import (
     paddings,
     settings,
     starting_point,
+    ways_to_train,
     without_compile,
 )
 from autocompile.search.history import History, tight_memory
@@ -35,6 +36,8 @@ def baselines(spec: StudySpec, facts: Facts) -> list[Config]:
     start = without_compile(starting_point(spec, facts))
     checkpointed = {**start, "gradient_checkpointing": True}
     starts = [start, *([checkpointed] if checkpointed != start and in_space(spec, facts, checkpointed) else [])]
+    others = [way for way in ways_to_train(spec, facts) if way not in (start["parallel"], "none")]
+    starts += [{**config, "parallel": way} for way in others for config in starts]
     return [
         {**config, "micro_batch": size}
         for config in starts
@@ -74,13 +77,13 @@ def first_compiled(history: History) -> list[Config]:
 
 
 def owed(history: History) -> list[Config]:
-    """What no verdict is fair without: settings that usually win, and eager training with the best config's batch."""
+    """What no verdict is fair without: settings that usually win, eager training with the best config's batch, and
+    both trained in each way that the study compares."""
+    ways = ways_to_train(history.spec, history.facts)
+    usual = [*first_compiled(history), *(_with_each(history, "parallel", ways) if len(ways) > 1 else [])]
     best = next((score.config for score in history.searched if not score.eager), None)
-    if best is None or any(
-        score.eager and micro_batch(score.config) == micro_batch(best) for score in history.searched
-    ):
-        return first_compiled(history)
-    return [*first_compiled(history), without_compile(best)]
+    sizes = {micro_batch(score.config) for score in history.searched if score.eager}
+    return usual if best is None or micro_batch(best) in sizes else [*usual, without_compile(best)]
 
 
 def unmeasured(history: History) -> list[Config]:
@@ -108,13 +111,13 @@ def climbs(history: History) -> list[Config]:
 
 def with_each_padding(history: History) -> list[Config]:
     """The better known-good config and eager training with every padding: which suits one need not suit the other."""
+    return _with_each(history, "padding", paddings(history.spec, history.facts))
+
+
+def _with_each(history: History, knob: str, values: Sequence[str]) -> list[Config]:
     started = [config for config in first_compiled(history) if key(config) in history.values]
     best = max(started, key=lambda config: history.values[key(config)], default=None)
-    found = [
-        {**config, "padding": policy}
-        for policy in paddings(history.spec, history.facts)
-        for config in ([best] if best else []) + [base(history)]
-    ]
+    found = [{**config, knob: value} for value in values for config in ([best] if best else []) + [base(history)]]
     return [config for config in found if in_space(history.spec, history.facts, config)]
 
 

@@ -16,7 +16,7 @@ from autocompile.records import Degradation, GpuState, StepSeconds
 from autocompile.slice.clocks import Clock, clock_of, reconciled
 from autocompile.slice.gpu_state import GpuWatch, Nvml
 from autocompile.slice.group import ALONE, Group
-from autocompile.spec import SlicePlan
+from autocompile.slice_plan import SlicePlan
 
 WARMUP_STEPS = 3  # at least, whole optimizer steps
 QUIET_STEPS = 2  # without compile, CUDA-graph recording or allocator growth, before a window may begin

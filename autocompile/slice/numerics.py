@@ -39,8 +39,9 @@ from autocompile.slice.measure import Stepper, warm_up
 from autocompile.slice.parity import NumericsMismatch, dropout_off
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver
+from autocompile.slice_plan import SlicePlan
 from autocompile.space import Config
-from autocompile.spec import Parallel, SlicePlan
+from autocompile.spec import Parallel
 from autocompile.workloads.job import WorkloadError
 from autocompile.workloads.precision import set_tf32
 from autocompile.workloads.training import AccumulatedStep

@@ -57,7 +57,8 @@ from autocompile.slice.profiling import profiled_kernels
 from autocompile.slice.progress import Reporter
 from autocompile.slice.telemetry import CompileObserver
 from autocompile.slice.warned import recorded_warnings, with_reasons
-from autocompile.spec import MeasureRequest, gradient_accumulation, slice_plan
+from autocompile.slice_plan import slice_plan
+from autocompile.spec import MeasureRequest, gradient_accumulation
 from autocompile.values import write_aside
 from autocompile.workloads.job import Context, Job, prepare
 from autocompile.workloads.parallel import EngineStep, wrapped

@@ -255,13 +255,14 @@ class _Loop:
         study, slot = self.study, self.free.pop(0)
         number = self.storage.open_trial(study.name, config=config, role=role, fidelity=fidelity)
         record = TrialRecord(number=number, role=role, state=State.RUNNING, config=dict(config), fidelity=fidelity)
+        workload = study.spec.workload.of_config(config)
         request = MeasureRequest(
-            workload=study.spec.workload,
+            workload=workload,
             config=record.config,
             role=role,
             fidelity=fidelity,
             seed=study.spec.seed,
-            devices=study.slots[slot],
+            devices=study.slots[slot][: workload.gpus_per_trial],
             deadline_seconds=self._deadline_seconds(role, config),
             cache_folder=str(cache_folder(study.spec, study.facts, config, study_folder=study.folder)),
         )

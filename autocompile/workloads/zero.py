@@ -38,7 +38,8 @@ def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
 
 def require_deepspeed(parallel: Parallel) -> None:
     """MachineFault where this way to train is DeepSpeed's and that is not installed."""
-    if parallel.zero_stage is not None and find_spec("deepspeed") is None:
+    wanted = parallel is Parallel.AUTO or parallel.zero_stage is not None
+    if wanted and find_spec("deepspeed") is None:
         raise MachineFault(f"parallel {parallel} needs DeepSpeed: pip install 'torch-autocompile[deepspeed]'")
 
 

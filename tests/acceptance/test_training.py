@@ -72,3 +72,17 @@ def test_training_with_the_study_s_own_file_runs_what_was_measured(here: Path) -
     measured = [region["code_hashes"] for region in trials[0]["telemetry"]["regions"]]
     assert found["hashes"] == measured != []
     assert found["same_keys"] and not found["warnings"]
+
+
+def test_ways_to_train_are_compared_at_one_global_batch(here: Path) -> None:
+    ways = "  parallel: {choices: [ddp, none], default: ddp, why: a test}\n"
+    (here / "space.yaml").write_text(SPACE.replace("[none, layer]", "[none]") + ways)
+    workload = {"model": "tiny-llama", "method": "full", "sequence_length": 32, "global_batch": 8}
+    trials = tuned(here, {**workload, "parallel": "auto", "gpus_per_trial": 2}, {"type": "grid"})["trials"]
+    found = {trial["config"]["parallel"]: trial["measurement"] for trial in trials}
+    ranks = {way: len(measurement["peak_memory_bytes_by_rank"]) for way, measurement in found.items()}
+    assert ranks == {"ddp": 2, "none": 0}  # who is alone has no ranks
+    for measurement in found.values():
+        tokens = measurement["tokens_per_second"] * measurement["step_seconds"]["median"]
+        assert tokens == pytest.approx(8 * 32, rel=0.2)
+    assert "By way to train" in (here / FOLDER / "report.md").read_text()

@@ -17,8 +17,9 @@ from autocompile.slice.flops import matmul_flops_per_second
 from autocompile.slice.gpu_state import PERIOD_SECONDS, Nvml, opened
 from autocompile.slice.measure import Stepper, steady_window, warm_up
 from autocompile.slice.telemetry import CompileObserver
+from autocompile.slice_plan import SEARCH_SLICE, SlicePlan
 from autocompile.space import defaults
-from autocompile.spec import SEARCH_SLICE, Method, Precision, SlicePlan, WorkloadSpec
+from autocompile.spec import Method, Precision, WorkloadSpec
 from autocompile.workloads.job import Context, prepare, trainable
 
 pytestmark = [

@@ -156,6 +156,13 @@ def test_assignments(words, pinned, workload):
             "micro_batch=4 on each of 2 GPUs does not divide the global batch of 12",
             id="a micro-batch that does not divide a rank's share",
         ),
+        pytest.param(
+            {"parallel": "auto", "gpus_per_trial": 2}, "give --global-batch", id="ways that train other batches"
+        ),
+        pytest.param(
+            {"parallel": "auto", "gpus_per_trial": 1, "global_batch": 8}, "give --gpus-per-trial 2", id="one way only"
+        ),
+        pytest.param({"set": ["parallel=ddp"]}, "parallel: is set by --parallel", id="a way without its GPUs"),
     ],
 )
 def test_wrong_input_is_one_line(settings, complaint):
@@ -286,3 +293,24 @@ def test_the_spec_of_a_trainer_s_study_is_read_again_with_the_precision_that_was
     workload = {"script": "train.py:make", "trainer": "hf", "precision": "bf16-mixed"}
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump({"workload": workload, "space": "quick"}))
     assert study_spec(Settings(spec=str(tmp_path / "spec.yaml"))).workload.precision == "bf16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "ways"),
+    [
+        pytest.param({"method": "full"}, ("ddp", "zero2", "fsdp", "zero3", "none"), id="full"),
+        pytest.param({"method": "qlora"}, ("ddp", "zero2", "none"), id="4-bit weights stay whole"),
+        pytest.param({"precision": "fp16-mixed"}, ("ddp", "none"), id="a scaler of gradients"),
+    ],
+)
+def test_parallel_auto_lets_the_legal_ways_to_train_vary(flags, ways):
+    found = asked(parallel="auto", gpus_per_trial=2, global_batch=8, **flags)
+    (parameter,) = found.space.parameters["parallel"]
+    assert (parameter.choices, parameter.default) == (ways, "ddp")
+
+
+def test_a_space_that_varies_the_way_to_train_needs_parallel_auto(tmp_path):
+    data = asked(parallel="auto", gpus_per_trial=2, global_batch=8, search_space="quick").space.model_dump(mode="json")
+    (tmp_path / "ways.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(UserError, match="varies parallel: give --parallel auto"):
+        asked(search_space=str(tmp_path / "ways.yaml"))

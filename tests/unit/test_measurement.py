@@ -23,7 +23,8 @@ from autocompile.slice.measure import (
     steady_window,
     warm_up,
 )
-from autocompile.spec import Role, SlicePlan, slice_plan
+from autocompile.slice_plan import SlicePlan, slice_plan
+from autocompile.spec import Role
 from autocompile.workloads.job import Job
 
 PLAN = SlicePlan(interval=0.02, window_seconds=0.0, repeats=False)  # ends with its fifth cycle, however disturbed

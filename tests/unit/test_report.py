@@ -36,7 +36,7 @@ from autocompile.report.study import best_rows
 from autocompile.report.terminal import failures
 from autocompile.report.words import duration, outcome, rate, short, tokens
 from autocompile.space import SearchSpace, defaults
-from autocompile.spec import Device, Facts, Fidelity, Method, Paired, Precision, Role, StudySpec, WorkloadSpec
+from autocompile.spec import Device, Facts, Fidelity, Method, Paired, Parallel, Precision, Role, StudySpec, WorkloadSpec
 
 GIB = 1024**3
 EAGER = defaults()
@@ -447,6 +447,34 @@ def test_markdown_compares_ways_to_pad_sequences_of_many_lengths():
     assert [line.split(" | ")[0].removeprefix("| ") for line in table] == ["bucket:64", "longest", "fixed"]
     assert "| 19.0k |" in table[0]
     assert "## By padding" not in markdown(study(records=records), Places())
+
+
+def test_ways_to_train_stand_side_by_side_where_they_are_compared():
+    asked = SPEC.workload.model_copy(update={"parallel": Parallel.AUTO, "gpus_per_trial": 2, "global_batch": 8})
+    ddp, zero, alone = (
+        {name: {**config, "parallel": way} for name, config in (("eager", EAGER), ("layer", LAYER))}
+        for way in ("ddp", "zero2", "none")
+    )
+    records = (
+        trial(0, ddp["eager"], rate_=15000.0, role=Role.BASELINE),
+        trial(1, ddp["layer"], rate_=25000.0),
+        trial(2, zero["eager"], rate_=14000.0),
+        trial(3, alone["layer"], rate_=13000.0),
+        failed(4, {**LAYER, "parallel": "zero3"}),
+    )
+    found = study(
+        WIN.model_copy(update={"config": ddp["layer"]}), records, spec=SPEC.model_copy(update={"workload": asked})
+    )
+    text = markdown(found, Places())
+    table = [line.strip("| ").split(" | ") for line in text.split("## By way to train")[1].split("##")[0].splitlines()]
+    assert table[4:-1] == [
+        ["ddp", "2", "`layer parallel=ddp`", "25.0k", "1.92x", "25.3", "15.0k"],
+        ["zero2", "2", "`eager parallel=zero2`", "14.0k", "1.08x", "30.6", "14.0k"],
+        ["none", "1", "`layer`", "13.0k", "1.00x", "25.3", "-"],
+        ["zero3", "2", "oom in warmup: tried to take 2 GiB of 1 GiB", "-", "-", "-", "-"],
+    ]
+    assert "; of one GPU's speed ddp 1.92x, zero2 1.08x" in sentence(found)
+    assert "By way to train" not in markdown(study(), Places())
 
 
 def test_markdown_of_a_loss_does_not_advertise_compile():

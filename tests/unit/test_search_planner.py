@@ -16,8 +16,8 @@ from autocompile.search import (
     next_step,
 )
 from autocompile.search.canonical import is_eager, known_to_fail
-from autocompile.space import load_space
-from autocompile.spec import FULL_DEPTH, Grid, Paired, Role
+from autocompile.space import load_space, parse_space
+from autocompile.spec import FULL_DEPTH, Grid, Paired, Role, gradient_accumulation
 from tests.unit.search_cases import (
     CPU,
     EAGER,
@@ -538,6 +538,50 @@ def test_what_a_verdict_owes_is_measured_as_long_as_two_blocks_remain(records, s
     started = baseline(settings) if is_eager(settings) else search(settings)
     assert next_step(study, facts(), records, 330 - least - 75) == started
     assert next_step(study, facts(), records, 330 - least) != started
+
+
+WAYS = parse_space(
+    """
+format: 1
+parameters:
+  scope: {choices: [none, layer], default: none, why: tests}
+  micro_batch: {low: 1, high: 8, scale: log2, default: 8, why: tests}
+  parallel: {choices: [ddp, zero3, none], default: ddp, why: tests}
+  ddp.bucket_cap_mb: {choices: [25, 50], default: 25, when: {parallel: [ddp]}, why: tests}
+""",
+    source="tests",
+)
+
+
+def by_way(**fields):
+    return spec(space=WAYS, workload={"parallel": "auto", "gpus_per_trial": 2, "global_batch": 8}, **fields)
+
+
+def way(parallel, **knobs):
+    return config(**{"micro_batch": 4, "parallel": parallel, **knobs})
+
+
+def test_ways_to_train_have_one_global_batch_and_their_own_knobs():
+    found = candidates(by_way(), facts())
+    assert {c["micro_batch"] for c in found if c["parallel"] == "none"} == {1, 2, 4, 8}
+    assert {c["micro_batch"] for c in found if c["parallel"] != "none"} == {1, 2, 4}
+    assert {c["ddp.bucket_cap_mb"] for c in found if c["parallel"] != "ddp"} == {25}
+    assert {gradient_accumulation(by_way().workload, c) * c["micro_batch"] for c in found} == {4, 8}
+
+
+def test_every_way_to_train_is_tried_eager_and_compiled():
+    records = []
+    while isinstance(step := next_step(by_way(), facts(), records, 0), Measure) and step.role is not Role.CONFIRM:
+        records.append(measured(len(records), step.config, 9000, role=step.role))
+    assert records[0].config == way("ddp")
+    tried = {(r.config["parallel"], r.config["scope"]) for r in records}
+    assert tried >= {(parallel, scope) for parallel in ("ddp", "zero3", "none") for scope in ("none", "layer")}
+
+
+def test_where_memory_does_not_hold_one_way_the_next_is_tried():
+    sizes = [way("ddp", micro_batch=size) for size in (4, 2, 1)]
+    records = [failed(n, c, K.OOM, role=Role.BASELINE) for n, c in enumerate(sizes)]
+    assert next_step(by_way(), facts(), records, 0) == baseline(way("zero3"))
 
 
 def test_grid_measures_every_config_once():

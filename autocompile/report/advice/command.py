@@ -26,6 +26,8 @@ _FLAGS = {
     "image_size": "--image-size",
     "global_batch": "--global-batch",
     "eval_every": "--eval-every",
+    "parallel": "--parallel",
+    "gpus_per_trial": "--gpus-per-trial",
     "device": "--device",
     "weights": "--weights",
     "trust_remote_code": "--trust-remote-code",
@@ -40,7 +42,13 @@ def tune_command(spec: StudySpec, config: Config, changes: Mapping[str, KnobValu
         for name, value in config.items()
         if name in (*changes, *spec.pinned, "micro_batch") or name not in KNOBS or value != KNOBS[name].default
     }
-    words = ["autocompile", "tune", *_workload_flags(spec.workload), *_settings({**_fields(spec.workload), **pins})]
+    pins.pop("parallel", None)  # has a flag
+    words = [
+        "autocompile",
+        "tune",
+        *_workload_flags(spec.workload.of_config(config)),
+        *_settings({**_fields(spec.workload), **pins}),
+    ]
     return shlex.join([*words, "--trials", str(_N_TRIALS)])
 
 
