@@ -40,7 +40,7 @@ def tuned(here: Path, workload: dict[str, Any], plan: dict[str, Any], *more: obj
         "plan": plan,
     }
     (here / "study.yaml").write_text(yaml.safe_dump(spec))
-    code, out, err = run(here, "tune", "--spec", "study.yaml", "--study", STUDY, "--json", *more)
+    code, out, err = run(here, "tune", "--spec", "study.yaml", "--study", STUDY, "--json", *more, timeout=240)
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found
