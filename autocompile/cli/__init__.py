@@ -10,6 +10,7 @@ import typer
 from autocompile import __version__
 from autocompile.cli.doctor import doctor
 from autocompile.cli.explain import explain
+from autocompile.cli.export import export
 from autocompile.cli.gc import gc
 from autocompile.cli.models import models
 from autocompile.cli.report import report
@@ -29,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich's help costs more than all else that --help imports
     pretty_exceptions_enable=False,
 )
-for command in (tune, studies, show, explain, report, rm, gc, models, doctor):
+for command in (tune, studies, show, explain, report, export, rm, gc, models, doctor):
     app.command()(command)
 
 
