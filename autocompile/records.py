@@ -302,7 +302,9 @@ class Verdict(Value):
 
     ``speedup`` is over eager with the winner's other knobs, ``speedup_vs_best_eager`` (and its interval) over the
     best config with scope none. In a tie or loss ``config`` is the best eager one, while the ratios are those of
-    the best compiled one. ``rounds`` is how many paired confirmations the interval stands on.
+    the best compiled one. ``rounds`` is how many paired confirmations the interval stands on,
+    ``unmeasured`` what usually wins, or the winner's batch without compile, that neither time nor trials were left for;
+    ``speedup_over_against`` compares ``config`` with what the user runs today.
     """
 
     result: Result
@@ -314,6 +316,7 @@ class Verdict(Value):
     speedup_low: float | None = None
     speedup_high: float | None = None
     speedup_vs_plain_compile: float | None = None
+    speedup_over_against: float | None = None
     break_even_steps: int | None = None
     confirmed_by: tuple[int, ...] = ()
     rounds: int = 0

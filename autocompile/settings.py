@@ -10,11 +10,12 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
+from autocompile.best_file import load
 from autocompile.catalogue import catalogue, source_of, tokenizer_of
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, idle, problem
 from autocompile.lengths import Texts, parse_lengths
-from autocompile.space import Choices, load_space
+from autocompile.space import Choices, defaults, load_space
 from autocompile.spec import Budget, LoraSpec, Method, Paired, Parallel, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
@@ -74,6 +75,7 @@ class Settings:
     seed: int | None = None
     weights: bool | None = None
     trust_remote_code: bool | None = None
+    against: str | None = None
 
 
 def study_spec(settings: Settings) -> StudySpec:
@@ -120,7 +122,19 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
         found["memory_headroom"] = parse_percent(settings.memory_headroom)
     if settings.seed is not None:
         found["seed"] = settings.seed
+    if settings.against is not None:
+        found["against"] = config_of(settings.against, "--against")
     return found
+
+
+def config_of(text: str, flag: str) -> dict[str, KnobValue]:
+    """The config of a best-config file, or KEY=VALUE words with commas between them over what eager training is."""
+    if Path(text).suffix in (".yaml", ".yml") or "=" not in text:
+        return {**defaults(), **load(text).config}
+    knobs, others = split_assignments(text.split(","))
+    if others:
+        raise UserError(f"{flag}: expected knobs of a config alone, found {next(iter(others))}")
+    return {**defaults(), **knobs}
 
 
 def split_assignments(words: Sequence[str]) -> tuple[dict[str, KnobValue], dict[str, Any]]:

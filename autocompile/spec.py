@@ -215,6 +215,7 @@ class StudySpec(Value):
     workload: WorkloadSpec
     space: SearchSpace
     pinned: dict[str, KnobValue] = {}
+    against: dict[str, KnobValue] | None = None  # what the user trains with today, whatever the space holds
     plan: Plan = Search()
     memory_headroom: float = Field(default=0.08, ge=0, lt=1)  # share of the device's memory that stays free
     seed: int = 0
@@ -241,7 +242,10 @@ class StudySpec(Value):
     def identity(self) -> dict[str, Any]:
         """What makes this study another than one of the same name, as plain JSON."""
         elsewhere = {"budget", "planned_tokens", "planned_steps", "cache_root", "cache_bytes"}
-        return self.model_dump(mode="json", exclude=elsewhere)
+        found = self.model_dump(mode="json", exclude=elsewhere)
+        if self.against is None:  # as before there was such a field
+            del found["against"]
+        return found
 
     def hash(self) -> str:
         return digest(self.identity())

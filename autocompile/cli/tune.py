@@ -66,6 +66,10 @@ Parallel = Annotated[
     str | None, _flag("--parallel", "none", "ddp, fsdp, zero0 to zero3: how a trial uses several GPUs; auto compares.")
 ]
 GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial, or processes on a CPU.")]
+Against = Annotated[
+    str | None,
+    _flag("--against", "FILE|KEY=VALUE,...", "What you train with today, to be compared with. [default: none]"),
+]
 Executor = Annotated[str, _flag("--executor", "local", "Where slices run.")]
 Set = Annotated[
     list[str] | None, _flag("--set", "KEY=VALUE", "Pin a knob (micro_batch=4) or set a workload's field (lora.r=64).")
@@ -114,6 +118,7 @@ def tune(
     seed: Seed = None,
     weights: Weights = False,
     trust_remote_code: Trust = False,
+    against: Against = None,
     json: JsonFlag = False,
 ) -> None:
     """Measure training slices of this model on this machine, and end with a verdict on torch.compile."""

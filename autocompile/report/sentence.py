@@ -33,8 +33,24 @@ def sentence(study: Study) -> str:
     sure = verdict.confirmed or _none_ran(study)
     ways = in_words(study)
     return "; ".join(
-        [*parts, *([ways] if ways else []), *_unmeasured(verdict), *_unsteady(study), *([] if sure else [PROVISIONAL])]
+        [
+            *parts,
+            *_today(study),
+            *([ways] if ways else []),
+            *_unmeasured(verdict),
+            *_unsteady(study),
+            *([] if sure else [PROVISIONAL]),
+        ]
     )
+
+
+def _today(study: Study) -> list[str]:
+    """What the user runs now, where the study was asked to beat it."""
+    today, ratio = study.spec.against, study.verdict.speedup_over_against
+    if today is None or ratio is None:
+        return []
+    name = f"what you run today ({short(today)})"
+    return [f"it is {name}" if ratio == 1.0 else f"{ratio:.2f}x the speed of {name}"]
 
 
 def _unmeasured(verdict: Verdict) -> list[str]:

@@ -25,7 +25,7 @@ def finalists(history: History) -> list[Score]:
 
 def lineup(history: History) -> list[Config]:
     """What blocks of confirmations hold as far as time goes: the best, eager at its own best, the same without
-    compile, then the other finalists likewise. Empty where there is nothing to compare."""
+    compile, what the user runs today, then the other finalists likewise. Empty where there is nothing to compare."""
     plan = history.spec.plan
     if isinstance(plan, Paired):
         return [canonical(config) for config in plan.configs if not history.spoiled(key(config))]
@@ -33,7 +33,7 @@ def lineup(history: History) -> list[Config]:
     eager = [score.config for score in history.searched if score.eager][:1]
     turns = [*best[:1], *eager]
     for config in best:
-        turns += [config, without_compile(config)]
+        turns += [config, without_compile(config), *([history.spec.against] if history.spec.against else [])]
     distinct = _distinct(turns)
     able = [config for config in distinct if not history.spoiled(key(config)) and _may_run(history, config)]
     return able if len(able) > 1 else []

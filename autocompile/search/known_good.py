@@ -77,10 +77,11 @@ def first_compiled(history: History) -> list[Config]:
 
 
 def owed(history: History) -> list[Config]:
-    """What no verdict is fair without: settings that usually win, eager training with the best config's batch, and
-    both trained in each way that the study compares."""
+    """What no verdict is fair without: what the user runs today, settings that usually win, eager training with the
+    best config's batch, and both trained in each way that the study compares."""
     ways = ways_to_train(history.spec, history.facts)
-    usual = [*first_compiled(history), *(_with_each(history, "parallel", ways) if len(ways) > 1 else [])]
+    today = [canonical(history.spec.against)] if history.spec.against else []
+    usual = [*today, *first_compiled(history), *(_with_each(history, "parallel", ways) if len(ways) > 1 else [])]
     best = next((score.config for score in history.searched if not score.eager), None)
     sizes = {micro_batch(score.config) for score in history.searched if score.eager}
     return usual if best is None or micro_batch(best) in sizes else [*usual, without_compile(best)]

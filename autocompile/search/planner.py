@@ -128,18 +128,20 @@ def _known_good(means: Means) -> Step | None:
         return None
     for config in owed(history):
         if known_to_fail(config) is None and is_open(history, config) and means.fits(config, owed=True):
-            return _measure(config)
+            return _measure(history, config)
     for config in climbs(history):
         if is_open(history, config) and means.fits_with_eager(config):
-            return _measure(config)
+            return _measure(history, config)
     for config in with_each_padding(history):
         if _may_start(means, config):
-            return _measure(config)
+            return _measure(history, config)
     return None
 
 
-def _measure(config: Config) -> Measure:
-    return Measure(config, Role.BASELINE if is_eager(config) else Role.SEARCH, FULL_DEPTH)
+def _measure(history: History, config: Config) -> Measure:
+    today = history.spec.against
+    is_baseline = is_eager(config) or (today is not None and key(config) == key(today))
+    return Measure(config, Role.BASELINE if is_baseline else Role.SEARCH, FULL_DEPTH)
 
 
 def _is_owed(history: History, config: Config) -> bool:

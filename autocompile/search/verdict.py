@@ -40,6 +40,7 @@ def verdict(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord]) -> Ve
         speedup_low=case.low,
         speedup_high=case.high,
         speedup_vs_plain_compile=_over_plain(history, case),
+        speedup_over_against=_over_against(history, case, chosen),
         break_even_steps=_break_even_steps(history, case.rival, case.same or case.reference),
         confirmed_by=tuple(sorted(case.numbers)),
         rounds=case.rounds,
@@ -173,6 +174,20 @@ def _over_plain(history: History, case: _Case) -> float | None:
         for name in (key(config), case.rival.key)
     )
     return history.objective(own[-1]) / history.objective(plain[-1]) if plain and own else None
+
+
+def _over_against(history: History, case: _Case, chosen: Score) -> float | None:
+    """By confirmations of both where there are any, else by the search's."""
+    if history.spec.against is None:
+        return None
+    today = key(history.spec.against)
+    if chosen.key == today:
+        return 1.0
+    runs = {name: [run.objective for run in case.runs if run.key == name] for name in (chosen.key, today)}
+    if all(runs.values()):
+        return geometric_mean(runs[chosen.key]) / geometric_mean(runs[today])
+    own, theirs = history.values.get(chosen.key), history.values.get(today)
+    return own / theirs if own and theirs else None
 
 
 def _break_even_steps(history: History, compiled: Score | None, eager: Score | None) -> int | None:
