@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from autocompile.space import defaults
@@ -67,6 +69,43 @@ def test_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | N
     if text is not None:
         (tmp_path / "cpu0").write_text(text)
     assert slots._siblings(0) == cpus
+
+
+@pytest.mark.parametrize(
+    ("mask", "names", "answers", "found"),
+    [
+        pytest.param(None, [0, 1], {0: [0, 0b11], 1: [0b11, 0]}, ((64, 65), (0, 1)), id="each its own side"),
+        pytest.param("2,GPU-5", [2, "GPU-5"], {2: [0, 0b11], "GPU-5": [0b11, 0]}, ((64, 65), (0, 1)), id="as masked"),
+        pytest.param(None, [0], {}, ((0, 1), (64, 65)), id="the driver does not tell"),
+        pytest.param("none", [], {}, ((0, 1), (64, 65)), id="it does not know the GPU"),
+    ],
+)
+def test_the_driver_tells_which_cpus_are_near_a_gpu(monkeypatch: pytest.MonkeyPatch, mask, names, answers, found):
+    asked = []
+
+    def affinity(handle, n_words):
+        asked.append(handle)
+        if handle not in answers:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return (ctypes.c_ulonglong * n_words)(*answers[handle])
+
+    def by_uuid(name):
+        if not name.startswith("GPU-"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return name
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", by_uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCpuAffinity", affinity)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 64, 65})
+    monkeypatch.setattr(slots, "_TOPOLOGY", "nowhere{}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if mask is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
+    assert tuple(slot.cpus for slot in side_by_side([(0,), (1,)])) == found
+    assert asked[: len(names)] == names
 
 
 def test_a_machine_that_cannot_tell_or_set_cpus_goes_on_without(monkeypatch: pytest.MonkeyPatch):
