@@ -265,7 +265,8 @@ class PreflightRequest(Value):
 class MeasureRequest(Value):
     """Ask a child to measure one config. ``deadline_seconds`` is for the whole slice, from its start.
 
-    ``numerics`` asks for the comparison with an fp32 reference; ``compile_threads`` None leaves inductor its own.
+    ``numerics`` asks for the comparison with an fp32 reference; ``compile_threads`` None leaves inductor its own;
+    ``cpus`` are those that the slice's processes may run on, empty is all.
     """
 
     type: Literal["measure"] = "measure"
@@ -279,6 +280,7 @@ class MeasureRequest(Value):
     cache_folder: str
     numerics: bool = True
     compile_threads: int | None = None
+    cpus: tuple[int, ...] = ()
 
 
 SliceRequest: TypeAlias = PreflightRequest | MeasureRequest

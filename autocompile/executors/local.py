@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
@@ -124,6 +124,12 @@ class LocalExecutor:
         return Failed(failure=failure)
 
 
+def visible_names(devices: Sequence[int], ours: Mapping[str, str]) -> list[str]:
+    """What CUDA_VISIBLE_DEVICES calls these GPUs, which are counted among those that ours leaves visible."""
+    visible = [name for name in ours.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return [visible[index] if index < len(visible) else str(index) for index in devices]
+
+
 def _lay_out(request: SliceRequest, folder: Path) -> Failed | None:
     """Nothing that an earlier slice left in this folder may pass for this one's answer."""
     try:
@@ -168,8 +174,7 @@ def _package(python: str) -> Path:
 def _environment(request: SliceRequest, ours: Mapping[str, str], package_parent: Path) -> dict[str, str]:
     """Ours, less what would redirect torch's caches."""
     inherited = {name: value for name, value in ours.items() if name not in _NOT_INHERITED}
-    visible = [name for name in ours.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    chosen = [visible[index] if index < len(visible) else str(index) for index in request.devices]
+    chosen = visible_names(request.devices, ours)
     return {
         **inherited,
         **({"CUDA_VISIBLE_DEVICES": ",".join(chosen)} if chosen else {}),

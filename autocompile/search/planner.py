@@ -56,7 +56,7 @@ def next_step(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], sec
     means = _means(spec, facts, records, seconds_used)
     for phase in _phases(spec.plan):
         if step := phase(means):
-            return step
+            return Wait() if _is_disturbed(step, means.history.running) else step
     return _end(means.history)
 
 
@@ -83,6 +83,23 @@ def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
             return _repeat, _grid
         case Paired():
             return (_confirm,)
+
+
+def _is_disturbed(step: Step, beside: Sequence[TrialRecord]) -> bool:
+    """A baseline and a slice that compiles do not run beside each other: compilers would take the host's time from it.
+
+    No later step is taken instead of one that waits, else the next compiled slice would put a baseline off for ever.
+    """
+    match step:
+        case Measure(config=config, role=role):
+            compiles, is_baseline = not is_eager(config), role is Role.BASELINE
+        case Ask():
+            compiles, is_baseline = True, False  # whatever the sampler will choose
+        case _:
+            return False
+    beside_compiled = any(not is_eager(record.config) for record in beside)
+    beside_baseline = any(record.role is Role.BASELINE for record in beside)
+    return (is_baseline and beside_compiled) or (compiles and beside_baseline)
 
 
 def _means(spec: StudySpec, facts: Facts, records: Sequence[TrialRecord], seconds_used: float) -> Means:

@@ -11,10 +11,8 @@ import sys
 from pathlib import Path
 
 from autocompile.records import Answer, Failed, Stage
-from autocompile.slice.classify import classify
 from autocompile.slice.merge import merge
 from autocompile.slice.process import begin, limit_compile_threads
-from autocompile.slice.progress import Reporter
 from autocompile.spec import MeasureRequest, PreflightRequest
 from autocompile.values import write_aside
 
@@ -43,7 +41,9 @@ def _measurement(request: MeasureRequest, folder: Path) -> Answer:
 
 
 def _facts(request: PreflightRequest, folder: Path) -> Answer:
+    from autocompile.slice.classify import classify
     from autocompile.slice.preflight import preflight
+    from autocompile.slice.progress import Reporter
 
     with Reporter(folder / "progress.json") as reporter:
         reporter.enter(Stage.PREFLIGHT)

@@ -6,15 +6,17 @@ import faulthandler
 import logging
 import os
 import stat
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from autocompile.processes import end_own_tree
-from autocompile.spec import SliceRequest
+from autocompile.spec import MeasureRequest, SliceRequest
 
 REQUEST: TypeAdapter[SliceRequest] = TypeAdapter(SliceRequest)
 
@@ -23,12 +25,14 @@ _INIT = 1  # who gets a process whose parent ended
 
 
 def begin(folder: Path) -> SliceRequest:
-    """Before dynamo and CUDA, which read the environment."""
+    """Before dynamo and CUDA, which read the environment, and before torch, which counts CPUs."""
+    request = REQUEST.validate_json((folder / "request.json").read_text())
+    if isinstance(request, MeasureRequest):
+        _keep_to(request.cpus)
     _end_with_parent()
     faulthandler.enable()  # a crash leaves its place in the log
     logging.basicConfig(format="%(message)s")
     logging.getLogger("autocompile").setLevel(logging.INFO)  # stages and their times, into the slice's log
-    request = REQUEST.validate_json((folder / "request.json").read_text())
     _set_up_environment(request)
     return request
 
@@ -51,6 +55,28 @@ def limit_compile_threads(count: int | None) -> None:
         from torch._inductor import config
 
         config.compile_threads = count
+
+
+def _keep_to(cpus: Sequence[int]) -> None:
+    """While this is the only thread: all later ones and all children inherit it. Where that cannot be, all are used."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        return
+    n_before = len(os.sched_getaffinity(0))
+    with suppress(OSError):  # a sandbox refuses, or the CPUs were taken away since
+        os.sched_setaffinity(0, cpus)
+    if "torch" in sys.modules:
+        _count_again(n_before)
+
+
+def _count_again(n_before: int) -> None:
+    """What torch counted in the process that this was forked from, which has so many CPUs."""
+    import torch
+    from torch._inductor import config
+
+    config.compile_threads = config.decide_compile_threads()
+    if "OMP_NUM_THREADS" not in os.environ:  # who sets it has decided for all slices
+        share = torch.get_num_threads() * len(os.sched_getaffinity(0)) // n_before  # of cores, which MKL counts
+        torch.set_num_threads(max(1, share))
 
 
 def _set_up_environment(request: SliceRequest) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ from autocompile.tuner.opening import write_result, write_study_files
 from autocompile.tuner.repeats import repeated
 from autocompile.tuner.signals import signals
 from autocompile.tuner.slices import left_behind, machine_failure, slice_seconds, stopped, told, with_headroom, with_mfu
+from autocompile.tuner.slots import Slot, side_by_side
 
 if TYPE_CHECKING:
     from autocompile.storage import Storage, StoredStudy
@@ -81,7 +83,7 @@ def tune(  # noqa: PLR0913  each is a seam that a test or another front end repl
         stored = _brought_up_to_date(storage, name, spec)
         write_study_files(folder, spec, stored.facts)
         loop = _Loop(
-            study=_Study(name=name, spec=spec, facts=stored.facts, folder=folder, slots=tuple(slots)),
+            study=_Study(name=name, spec=spec, facts=stored.facts, folder=folder, slots=side_by_side(slots)),
             storage=storage,
             executor=executor,
             stop=stop,
@@ -111,7 +113,7 @@ class _Study:
     spec: StudySpec
     facts: Facts
     folder: Path
-    slots: tuple[tuple[int, ...], ...]
+    slots: tuple[Slot, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,17 +254,18 @@ class _Loop:
         return config
 
     def _start(self, config: Config, role: Role, fidelity: Fidelity) -> None:
-        study, slot = self.study, self.free.pop(0)
+        study, slot = self.study, self.free.pop(0)  # confirmations, one by one, have the same GPUs and CPUs
         number = self.storage.open_trial(study.name, config=config, role=role, fidelity=fidelity)
         record = TrialRecord(number=number, role=role, state=State.RUNNING, config=dict(config), fidelity=fidelity)
-        workload = study.spec.workload.of_config(config)
+        place, workload = study.slots[slot], study.spec.workload.of_config(config)
         request = MeasureRequest(
             workload=workload,
             config=record.config,
             role=role,
             fidelity=fidelity,
             seed=study.spec.seed,
-            devices=study.slots[slot][: workload.gpus_per_trial],
+            devices=place.devices[: workload.gpus_per_trial],
+            cpus=place.cpus,
             deadline_seconds=self._deadline_seconds(role, config),
             cache_folder=str(cache_folder(study.spec, study.facts, config, study_folder=study.folder)),
         )
@@ -275,8 +278,7 @@ class _Loop:
 
     def _deadline_seconds(self, role: Role, config: Config) -> float:
         """What the budget leaves for a slice that starts now; confirmations and the probe after them get all of it."""
-        study = self.study
-        before_confirmations = compile_deadline(study.spec, study.facts, self._all(), self._used(), config)
+        before_confirmations = compile_deadline(self.study.spec, self.study.facts, self._all(), self._used(), config)
         return slice_seconds(self._left(), None if role in (Role.CONFIRM, Role.PROBE) else before_confirmations)
 
     def _run_slice(self, number: int, request: MeasureRequest, folder: Path) -> None:
@@ -303,7 +305,7 @@ class _Loop:
         """Keep what a slice came back with; one that was abandoned before is closed already."""
         if (running := self.running.pop(ended.number, None)) is None:
             return
-        self.free.append(running.slot)
+        insort(self.free, running.slot)
         answer = ended.answer
         if not isinstance(answer, Measured | Failed):
             answer = machine_failure("the executor broke, see its traceback")
@@ -316,7 +318,7 @@ class _Loop:
         """Close all that still runs without its answer; time is over, so nothing starts in a slot that is not free."""
         for running in list(self.running.values()):
             del self.running[running.record.number]
-            self.free.append(running.slot)
+            insort(self.free, running.slot)
             self._keep(stopped(running.record, why, seconds=max(0.0, self.clock.now() - running.began)))
 
     def _keep(self, record: TrialRecord) -> None:
@@ -345,5 +347,4 @@ class _Loop:
         return self.used + max(0.0, self.clock.now() - self.saved)  # a clock that goes back gives no time back
 
     def _left(self) -> float | None:
-        total = self.study.spec.budget.seconds
-        return None if total is None else total - self._used()
+        return None if (total := self.study.spec.budget.seconds) is None else total - self._used()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from autocompile.spec import (
     Budget,
     Device,
     Facts,
+    Grid,
     MeasureRequest,
     PreflightRequest,
     Role,
@@ -137,16 +139,25 @@ def run(
 
 
 def test_two_slots_measure_at_the_same_time_each_on_its_own_gpu(tmp_path: Path) -> None:
-    result, executor = run(tmp_path, SPEC)
+    spec = SPEC.model_copy(update={"budget": Budget(seconds=1000, trials=9)})  # baselines, then two for the sampler
+    result, executor = run(tmp_path, spec)
     assert max(executor.together) == 2
     assert {request.devices for request in executor.requests} == {(0,), (1,)}
+    assert {request.devices for request in executor.requests if request.role is Role.CONFIRM} == {(0,)}
     assert {record.state for record in result.records} == {State.COMPLETE}
     assert result.verdict.confirmed
 
 
-def test_one_slot_never_runs_two(tmp_path: Path) -> None:
+def test_each_slot_has_cpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {90, 91, 92, 95})  # of which the kernel here knows nothing
+    _, executor = run(tmp_path, SPEC.model_copy(update={"plan": Grid()}))
+    assert {(request.devices, request.cpus) for request in executor.requests} == {((0,), (90, 91)), ((1,), (92, 95))}
+
+
+def test_one_slot_never_runs_two_and_has_all_cpus(tmp_path: Path) -> None:
     _, executor = run(tmp_path, SPEC, slots=((1,),))
     assert set(executor.together) == {1}
+    assert {request.cpus for request in executor.requests} == {()}
     assert {request.devices for request in executor.requests} == {(1,)}
 
 

@@ -200,14 +200,14 @@ def simulate(
         match step:
             case Measure(config=chosen, role=role):
                 number = len(records)
-                beside = [records[other].role for other in ends]
-                assert not (beside and {role, *beside} & set(ALONE)), f"{role} beside {beside}"
+                started, beside = running(number, chosen, role=role), [records[other] for other in ends]
+                assert not any(disturb(started, other) for other in beside), f"{started} beside {beside}"
                 assert number < MANY_SLICES
                 outcome, seconds = oracle(chosen, role)
                 cut = limit is not None and now + seconds > limit
                 n_cut += cut
                 end = limit if cut and limit is not None else now + seconds
-                records[number] = running(number, chosen, role=role)
+                records[number] = started
                 ends[number] = (end, _told(records[number], None if cut else outcome, seconds=end - now))
             case Finished():
                 assert not ends, "finished while a slice runs"
@@ -216,6 +216,13 @@ def simulate(
                 assert ends, f"{step} with nothing running"
                 number = min(ends, key=lambda n: ends[n][0])
                 now, records[number] = ends.pop(number)
+
+
+def disturb(one: TrialRecord, other: TrialRecord) -> bool:
+    """Whether one of the two is measured in quiet only, and the other makes noise."""
+    pairs = [(one, other), (other, one)]
+    compiling = any(quiet.role is Role.BASELINE and loud.config["scope"] != "none" for quiet, loud in pairs)
+    return compiling or bool({one.role, other.role} & set(ALONE))
 
 
 def _told(record: TrialRecord, outcome: Outcome | None, *, seconds: float) -> TrialRecord:

@@ -17,7 +17,7 @@ from autocompile.search import (
 )
 from autocompile.search.canonical import is_eager, known_to_fail
 from autocompile.space import load_space, parse_space
-from autocompile.spec import FULL_DEPTH, Grid, Paired, Role, gradient_accumulation
+from autocompile.spec import FULL_DEPTH, Grid, Paired, Role, Search, gradient_accumulation
 from tests.unit.search_cases import (
     CPU,
     EAGER,
@@ -148,13 +148,6 @@ def test_a_study_whose_eager_training_does_not_work_ends(records):
             facts(), spec(), [BASELINE, running(1, LAYER)], search(GRAPHS), id="CUDA graphs in the second slot"
         ),
         pytest.param(
-            facts(),
-            spec(),
-            [BASELINE, running(1, LAYER), running(2, GRAPHS)],
-            baseline(EAGER_8),
-            id="larger eager batches in the third slot",
-        ),
-        pytest.param(
             facts(CPU), spec(), [BASELINE, measured(1, LAYER, 14000)], search(LAYER_8), id="no graphs on a CPU"
         ),
         pytest.param(
@@ -179,9 +172,6 @@ def test_a_study_whose_eager_training_does_not_work_ends(records):
             [*KNOWN_GOOD[:4], measured(4, EAGER_8, 8050)],
             search(LAYER_2),
             id="no gain upwards: a smaller batch",
-        ),
-        pytest.param(
-            facts(), spec(), [*KNOWN_GOOD[:3], running(3, LAYER_8)], baseline(EAGER_8), id="eager climbs beside it"
         ),
         pytest.param(
             facts(),
@@ -255,6 +245,45 @@ def test_a_study_whose_eager_training_does_not_work_ends(records):
 )
 def test_what_is_known_to_be_good_comes_before_the_sampler(known, study, records, step):
     assert next_step(study, known, records, seconds_used=0) == step
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        pytest.param([BASELINE, running(1, LAYER), running(2, GRAPHS)], Wait(), id="larger eager batches"),
+        pytest.param(
+            [BASELINE, running(1, LAYER), measured(2, GRAPHS, 13000)], Wait(), id="also when one of two ended"
+        ),
+        pytest.param([*KNOWN_GOOD[:3], running(3, LAYER_8)], Wait(), id="eager with the batch of the best"),
+        pytest.param(KNOWN_GOOD[:4], baseline(EAGER_8), id="it has its turn when that ended"),
+        pytest.param(
+            [*KNOWN_GOOD[:4], failed(4, EAGER_8, K.INFRASTRUCTURE, role=Role.BASELINE), running(5, LAYER_16)],
+            Wait(),
+            id="a repeat",
+        ),
+        pytest.param([*KNOWN_GOOD, running(7, LAYER_16)], Wait(), id="plain compile beside another compile"),
+        pytest.param([*KNOWN_GOOD, running(7, EAGER_16)], baseline(MODEL), id="not beside an eager search"),
+    ],
+)
+def test_a_baseline_waits_for_compiled_slices_and_nothing_passes_it(records, step):
+    assert next_step(spec(), facts(), records, seconds_used=0) == step
+
+
+@pytest.mark.parametrize(
+    ("records", "step"),
+    [
+        pytest.param([*KNOWN_GOOD[:4], running(4, EAGER_8, role=Role.BASELINE)], Wait(), id="a larger batch"),
+        pytest.param([*KNOWN_GOOD, running(7, MODEL, role=Role.BASELINE)], Wait(), id="the sampler"),
+        pytest.param([BASELINE, running(1, EAGER_8)], search(LAYER), id="not for eager training that is no baseline"),
+        pytest.param(
+            [BASELINE, stopped(1, EAGER_8, "lost", role=Role.BASELINE)],
+            baseline(EAGER_8),
+            id="nor for one that is gone",
+        ),
+    ],
+)
+def test_a_compiled_slice_waits_for_baselines(records, step):
+    assert next_step(spec(), facts(), records, seconds_used=0) == step
 
 
 def test_with_sequences_of_many_lengths_each_padding_is_tried_compiled_and_eager():
@@ -616,12 +645,13 @@ def test_paired_ends_when_its_rounds_do():
     assert isinstance(step, Finished) and step.verdict.rounds == 5
 
 
-def test_a_config_is_never_started_twice_beside_itself():
+@pytest.mark.parametrize(("plan", "n_started"), [(Search(), 2), (Grid(), 8)])
+def test_a_config_is_never_started_twice_beside_itself(plan, n_started):
     records = [BASELINE]
     for number in range(1, 9):
-        step = next_step(spec(), facts(), records, 0)
+        step = next_step(spec(plan=plan), facts(), records, 0)
         if not isinstance(step, Measure):
             break
         assert step.config not in [r.config for r in records if r.state is State.RUNNING]
         records.append(running(number, step.config, role=step.role))
-    assert len(records) > 3
+    assert len(records) == 1 + n_started
