@@ -11,11 +11,12 @@ import yaml
 from pydantic import ValidationError
 
 from autocompile.catalogue import catalogue, source_of, tokenizer_of
+from autocompile.deepspeed_settings import idle_knobs, knobs_of, misfits, precision_of, read_deepspeed_file
 from autocompile.errors import UserError
-from autocompile.knob_table import KNOBS, KnobValue, coerce, idle, problem
+from autocompile.knob_table import KNOBS, KnobValue, coerce, family, idle, problem
 from autocompile.lengths import Texts, parse_lengths
 from autocompile.space import load_space
-from autocompile.spec import Budget, LoraSpec, Method, Paired, StudySpec, WorkloadSpec
+from autocompile.spec import Budget, LoraSpec, Method, Paired, Parallel, Precision, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
 DEFAULT_BUDGET = "30m"
@@ -71,6 +72,7 @@ class Settings:
     device: str | None = None
     parallel: str | None = None
     gpus_per_trial: int | None = None
+    deepspeed_config: str | None = None
     seed: int | None = None
     weights: bool | None = None
     trust_remote_code: bool | None = None
@@ -81,7 +83,7 @@ def study_spec(settings: Settings) -> StudySpec:
     if [settings.model, settings.workload, settings.spec].count(None) != 2:
         raise UserError("expected exactly one of --model, --workload and --spec")
     if settings.spec is None:
-        spec = _validated(_from_flags(settings), source="")
+        spec = _validated(_from_flags(settings), source="", deepspeed_file=settings.deepspeed_config)
     else:
         _refuse_beside_a_spec(settings)
         spec = read_spec(Path(settings.spec))
@@ -109,6 +111,8 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
     if known and known.sequence_length and settings.seq_len is None:
         flags["sequence_length"] = known.sequence_length
     family = "qlora" if settings.method == Method.QLORA else known.space if known else "default"
+    if settings.deepspeed_config is not None:
+        flags["deepspeed_config"] = read_deepspeed_file(Path(settings.deepspeed_config))
     found: dict[str, Any] = {
         "workload": {**{name: value for name, value in flags.items() if value is not None}, **workload},
         "space": load_space(settings.search_space or family).model_dump(mode="json"),
@@ -205,7 +209,7 @@ def _planned_run(settings: Settings, workload: WorkloadSpec) -> dict[str, int | 
     return {"planned_tokens": None, "planned_steps": settings.steps}
 
 
-def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
+def _validated(data: dict[str, Any], *, source: str, deepspeed_file: str | None = None) -> StudySpec:
     try:
         spec = StudySpec.model_validate(data)
     except ValidationError as error:
@@ -223,7 +227,7 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
     _refuse_idle_pins(spec)
-    return spec
+    return _with_deepspeeds(spec, deepspeed_file or f"{source}: workload.deepspeed_config")
 
 
 def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
@@ -236,8 +240,10 @@ def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
 def _refuse_idle_pins(spec: StudySpec) -> None:
     """What is pinned to another value than the default must mean something beside the other pins."""
     for name, value in spec.pinned.items():
-        if (way := KNOBS[name].parallel) not in (None, spec.workload.parallel) and value != KNOBS[name].default:
-            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {way}")
+        way = KNOBS[name].parallel
+        if way not in (None, family(spec.workload.parallel)) and value != KNOBS[name].default:
+            ways = " or ".join(one for one in Parallel if family(one) == way)
+            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {ways}")
     if "scope" not in spec.pinned:
         return
     for name in idle(spec.pinned):
@@ -245,6 +251,32 @@ def _refuse_idle_pins(spec: StudySpec) -> None:
             deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
             others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
             raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")
+
+
+def _with_deepspeeds(spec: StudySpec, file: str) -> StudySpec:
+    """With what the user's own DeepSpeed settings fix: knobs, and the precision where none was asked for."""
+    workload, users = spec.workload, spec.workload.deepspeed_config
+    if users is not None:
+        for complaint in misfits(users, stage=workload.parallel.zero_stage, precision=workload.precision):
+            raise UserError(f"{file}: {complaint}")
+        for name, value in knobs_of(users).items():
+            if spec.pinned.get(name, value) != value:
+                raise UserError(f"--set {name}={str(spec.pinned[name]).lower()}: {file} says {str(value).lower()}")
+        if workload.precision is None and (asked := precision_of(users)):
+            workload = workload.model_copy(update={"precision": Precision(asked)})
+        spec = spec.model_copy(update={"workload": workload, "pinned": {**spec.pinned, **knobs_of(users)}})
+    _refuse_idle_deepspeed(spec)
+    return spec
+
+
+def _refuse_idle_deepspeed(spec: StudySpec) -> None:
+    stage, users = spec.workload.parallel.zero_stage, spec.workload.deepspeed_config or {}
+    asked = {name: value for name, value in spec.pinned.items() if value != knobs_of(users).get(name)}
+    if asked.get("deepspeed.deepcompile") and not asked.get("deepspeed.compile"):
+        raise UserError("deepspeed.deepcompile=true: means nothing without deepspeed.compile=true")
+    if stage is not None:
+        for complaint in idle_knobs(spec.pinned, users, stage=stage, device=spec.workload.device):
+            raise UserError(complaint)
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:

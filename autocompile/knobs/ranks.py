@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
+from autocompile.deepspeed_settings import PLACES
+from autocompile.knob_table import family
 from autocompile.knobs.setup import Setup, knob
 
 
 def _argument(name: str, function: str) -> None:
     """An argument of this name of that function, which a script has to pass itself."""
-    family, _, argument = name.partition(".")
+    owner, _, argument = name.partition(".")
 
     def passed_on(setup: Setup, value: Any) -> Setup:
-        if setup.parallel != family:
-            return setup.did(name, f"of {family} alone")
+        if setup.parallel != owner:
+            return setup.did(name, f"of {owner} alone")
         options = {**setup.wrapper, argument: value}
         return replace(setup, wrapper=options, yours={**setup.yours, name: f"{function}(..., {argument}={value})"})
 
@@ -36,3 +39,38 @@ def optimize_ddp(setup: Setup, on: bool) -> Setup:
 
     torch._dynamo.config.optimize_ddp = on
     return setup.did("ddp.optimize_ddp", f"{on}, for the whole process")
+
+
+def _setting(name: str) -> None:
+    """One of DeepSpeed's JSON, which a script has to give to `deepspeed.initialize` itself."""
+    section, key = PLACES[name]
+
+    def passed_on(setup: Setup, value: Any) -> Setup:
+        if family(setup.parallel) != "deepspeed":
+            return setup.did(name, "of DeepSpeed alone")
+        if value == "auto":
+            return replace(setup, yours={**setup.yours, name: f"leave {key} of {section} to DeepSpeed"})
+        wrapper = {**setup.wrapper, section: {**setup.wrapper.get(section, {}), key: value}}
+        line = f'"{section}": {{"{key}": {json.dumps(value)}}} in DeepSpeed\'s config'
+        return replace(setup, wrapper=wrapper, yours={**setup.yours, name: line})
+
+    knob(name)(passed_on)
+
+
+_setting("deepspeed.overlap_comm")
+_setting("deepspeed.reduce_bucket_size")
+_setting("deepspeed.allgather_bucket_size")
+_setting("deepspeed.deepcompile")
+
+
+@knob("deepspeed.compile")
+def engine_compile(setup: Setup, on: bool) -> Setup:
+    """Leave the compiling of the whole model to DeepSpeed's engine, which puts its own hooks around it."""
+    if family(setup.parallel) != "deepspeed":
+        return setup.did("deepspeed.compile", "of DeepSpeed alone")
+    if not on:
+        return setup.did("deepspeed.compile", "off")
+    options = dict(setup.options)
+    backend = options.pop("backend", "inductor")
+    line = f'after deepspeed.initialize: engine.compile(backend="{backend}", compile_kwargs={options})'
+    return replace(setup, engine_compiles=True, yours={**setup.yours, "deepspeed.compile": line})

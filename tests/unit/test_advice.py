@@ -590,7 +590,8 @@ def test_the_command_asks_for_the_same_workload(workload):
 
 def test_the_command_can_ask_for_every_field_of_a_workload():
     given_by_set = {"mask", "lora", "options"}
-    assert set(_FLAGS) | given_by_set | {"parallel", "gpus_per_trial"} == set(WorkloadSpec.model_fields)
+    of_several_gpus = {"parallel", "gpus_per_trial", "deepspeed_config"}
+    assert set(_FLAGS) | given_by_set | of_several_gpus == set(WorkloadSpec.model_fields)
 
 
 @pytest.mark.parametrize(

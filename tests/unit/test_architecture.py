@@ -36,6 +36,7 @@ LEVELS = {
     "catalogue": 1,
     "processes": 1,
     "machine": 1,
+    "deepspeed_settings": 1.2,
     "failure_texts": 1,
     "values": 0.5,
     "files": 0,
