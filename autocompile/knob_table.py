@@ -69,6 +69,8 @@ KNOBS: dict[str, Knob] = {
     "ddp.gradient_as_bucket_view": Knob(default=False, values=(False, True), memory=True, parallel="ddp"),
     "ddp.optimize_ddp": Knob(default=True, values=(True, False), compiles=True, parallel="ddp"),
     "fsdp.reshard_after_forward": Knob(default=True, values=(True, False), memory=True, parallel="fsdp"),
+    "fsdp.param_dtype": Knob(default="as_is", values=("as_is", "bf16"), memory=True, parallel="fsdp"),
+    "fsdp.reduce_dtype": Knob(default="as_is", values=("as_is", "fp32", "bf16"), memory=True, parallel="fsdp"),
     # auto is DeepSpeed's own default: on with stage 3, off with the others
     "deepspeed.overlap_comm": Knob(default="auto", values=("auto", True, False), memory=True, parallel="deepspeed"),
     "deepspeed.reduce_bucket_size": Knob(default=500_000_000, memory=True, parallel="deepspeed"),

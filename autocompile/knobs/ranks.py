@@ -29,6 +29,28 @@ _argument("ddp.gradient_as_bucket_view", "DistributedDataParallel")
 _argument("fsdp.reshard_after_forward", "fully_shard")
 
 
+def _dtype(name: str) -> None:
+    """A field of the policy that every `fully_shard` gets."""
+    _, _, field = name.partition(".")
+
+    def passed_on(setup: Setup, value: str) -> Setup:
+        if setup.parallel != "fsdp" or value == "as_is":
+            return setup.did(name, "of fsdp alone" if setup.parallel != "fsdp" else "as it is")
+        import torch
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[value]
+        policy = replace(setup.wrapper.get("mp_policy", MixedPrecisionPolicy()), **{field: dtype})
+        line = f"fully_shard(..., mp_policy=MixedPrecisionPolicy({field}={dtype})), the root's too"
+        return replace(setup, wrapper={**setup.wrapper, "mp_policy": policy}, yours={**setup.yours, name: line})
+
+    knob(name)(passed_on)
+
+
+_dtype("fsdp.param_dtype")
+_dtype("fsdp.reduce_dtype")
+
+
 @knob("ddp.optimize_ddp")
 def optimize_ddp(setup: Setup, on: bool) -> Setup:
     """Whether dynamo cuts graphs at the borders of DDP's buckets, so that a bucket is reduced while the next one's

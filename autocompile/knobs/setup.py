@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from autocompile.deepspeed_settings import idle_knobs
@@ -113,9 +114,12 @@ def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
 def _obstacles_of_ranks(setup: Setup, config: Config) -> Iterator[str]:
     if setup.parallel == "fsdp" and str(config["optimizer"]).endswith("8bit"):
         yield f"optimizer {config['optimizer']}: bitsandbytes cannot step the shards of FSDP2"
+    weights = next(setup.model.parameters())
+    if setup.parallel == "fsdp" and config["fsdp.param_dtype"] == "bf16" and weights.dtype == torch.bfloat16:
+        yield "fsdp.param_dtype bf16: the weights are bf16 as they are"
     if family(setup.parallel) == "deepspeed":
-        device = next(setup.model.parameters()).device.type
-        yield from idle_knobs(config, setup.deepspeed_config, stage=int(setup.parallel[-1]), device=device)
+        stage, device = int(setup.parallel[-1]), weights.device.type
+        yield from idle_knobs(config, setup.deepspeed_config, stage=stage, device=device)
 
 
 def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:

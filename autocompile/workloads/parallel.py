@@ -108,7 +108,8 @@ def _fsdp(job: Job, setup: Setup) -> Wrapped:
             parameter.data = parameter.data.to(frozen.dtype)
     for layer in modules_of(setup, "layer").values():
         fully_shard(layer, **setup.wrapper)
-    fully_shard(job.model)  # what is left stays gathered, since the backward pass begins with it
+    policy = {name: value for name, value in setup.wrapper.items() if name == "mp_policy"}
+    fully_shard(job.model, **policy)  # what is left stays gathered, since the backward pass begins with it
     job = _stepping(job, _with_sync_at_the_end)
     return Wrapped(job=job, optimizer=job.optimizer(trainable(job.model)), gradient=_gathered)
 

@@ -65,6 +65,16 @@ def test_adapters_are_sharded_beside_weights_of_another_dtype(measure) -> None:
     assert outcome.telemetry.numerics is not None and outcome.telemetry.numerics.checked
 
 
+def test_weights_and_gradients_in_dtypes_of_their_own(measure) -> None:
+    """The policy's dtypes are told by the probe; here that training with them is within what bf16 rounds."""
+    outcome = measure(
+        llama(Parallel.FSDP, precision=Precision.BF16_MIXED, global_batch=4 * WORLD),
+        **{"fsdp.param_dtype": "bf16", "fsdp.reduce_dtype": "fp32"},
+    )
+    assert isinstance(outcome, Measured), outcome
+    assert outcome.telemetry.numerics is not None and outcome.telemetry.numerics.checked
+
+
 def probed(module: str) -> dict[str, Any]:
     """What this probe found in a process of its own."""
     done = subprocess.run(
@@ -90,6 +100,11 @@ def test_each_knob_of_a_wrapper_does_something() -> None:
     alone, shared = found["storages"]
     assert alone == 6 > shared
     assert found["sharded"] == [True, False]
+    fp32, bf16 = "torch.float32", "torch.bfloat16"
+    assert found["dtypes"] == [
+        {"weights": [weights, weights], "reduced": [reduced], "kept": [fp32]}
+        for weights, reduced in ((fp32, fp32), (bf16, bf16), (bf16, fp32), (fp32, bf16))
+    ]
     assert found["saved"]["fsdp"] == found["saved"]["ddp"] == found["saved"]["none"]
     everything, checkpointed = found["saved"]["fsdp"]
     assert 0 < checkpointed < everything
