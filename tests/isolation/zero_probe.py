@@ -28,12 +28,17 @@ MARK = "gradient of the first layer"
 
 def batches() -> Iterator[Tensor]:
     while True:
-        yield torch.ones(2, WIDTH)
+        yield torch.ones(2, WIDTH, device=device())
+
+
+def device() -> torch.device:
+    """This rank's GPU, where it has one."""
+    return torch.device("cuda", dist.get_rank()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def job() -> Job:
     layers = (layer for _ in range(N_LAYERS) for layer in (nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()))
-    model = nn.Sequential(*layers)
+    model = nn.Sequential(*layers).to(device())
     return Job(model=model, loss=lambda model, batch: model(batch).sum(), batches=batches, regions={"layer": "*"})
 
 
@@ -54,11 +59,11 @@ class Stepped:
             assert isinstance(ranks.job.train_step, EngineStep)
             for _ in range(2):
                 ranks.job.train_step(self.engine, [next(batches())], ranks.optimizer)
-            self.messages = self._watched(ranks, made)
+            self.operators = self._watched(ranks, made)
             self.telemetry = observer.telemetry(self.setup)
 
     def _watched(self, ranks: Wrapped, made: Job) -> list[str]:
-        """The names of one step's messages in their order, and the mark among them."""
+        """The names of what one step ran, in their order, and the mark among them."""
 
         def mark(_: Tensor) -> None:
             with torch.profiler.record_function(MARK):
@@ -70,10 +75,13 @@ class Stepped:
             ranks.job.train_step(self.engine, [next(batches())], ranks.optimizer)
         handle.remove()
         events = sorted(profile.events() or [], key=lambda event: event.time_range.start)
-        return [event.name for event in events if event.name == MARK or event.name.startswith("c10d::")]
+        return [event.name for event in events]
 
-    def n_before_the_mark(self) -> int:
-        return self.messages.index(MARK)
+    def n_messages(self) -> int:
+        return sum(name.startswith("c10d::") for name in self.operators)
+
+    def n_messages_before_the_mark(self) -> int:
+        return sum(name.startswith("c10d::") for name in self.operators[: self.operators.index(MARK)])
 
 
 SMALL = {"deepspeed__reduce_bucket_size": 2 * LAYER}
@@ -87,6 +95,13 @@ def engine_compile(**knobs: Any) -> dict[str, Any]:
         "applied": found.telemetry.compile_applied,
         "model": regions["model:Sequential"],
     }
+
+
+def resets_seen() -> list[int]:
+    with CompileObserver() as observer:
+        counts = [observer.n_compiles()]
+        torch._dynamo.reset()
+        return [*counts, observer.n_compiles(), observer.n_compiles()]
 
 
 def refused(**knobs: Any) -> str | None:
@@ -124,9 +139,12 @@ def main() -> None:
 
     found = {
         "messages": {
-            stage: [len(Stepped(stage, **knobs).messages) for knobs in ({}, SMALL)] for stage in ("1", "2", "3")
+            stage: [Stepped(stage, **knobs).n_messages() for knobs in ({}, SMALL)] for stage in ("1", "2", "3")
         },
-        "early": [Stepped(1, **SMALL, deepspeed__overlap_comm=on).n_before_the_mark() for on in ("auto", False, True)],
+        "early": [
+            Stepped(1, **SMALL, deepspeed__overlap_comm=on).n_messages_before_the_mark() for on in ("auto", False, True)
+        ],
+        "resets": resets_seen(),
         "gathers in one message": deepspeed.comm.has_all_gather_into_tensor(),
         "compiled": [engine_compile(deepspeed__compile=on) for on in (False, True)],
         "refused": refused(scope="model", deepspeed__compile=True, deepspeed__deepcompile=True),
