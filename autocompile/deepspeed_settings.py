@@ -111,6 +111,8 @@ def idle_knobs(
             "deepspeed.allgather_bucket_size: DeepSpeed gathers weights in one message with this torch, "
             "and reads the size with older ones alone"
         )
+    if "deepspeed.compile" in departs and config.get("scope", "model") != "model":
+        yield "deepspeed.compile: DeepSpeed's engine compiles the whole model: it means nothing without scope=model"
     if "deepspeed.deepcompile" in departs and config.get("deepspeed.compile", True):
         yield from _deepcompile_obstacles(config, stage, device)
 

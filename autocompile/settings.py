@@ -226,8 +226,9 @@ def _validated(data: dict[str, Any], *, source: str, deepspeed_file: str | None 
     elif "padding" in spec.pinned:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
+    spec = _with_deepspeeds(spec, deepspeed_file or f"{source}: workload.deepspeed_config")
     _refuse_idle_pins(spec)
-    return _with_deepspeeds(spec, deepspeed_file or f"{source}: workload.deepspeed_config")
+    return spec
 
 
 def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
@@ -246,8 +247,9 @@ def _refuse_idle_pins(spec: StudySpec) -> None:
             raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {ways}")
     if "scope" not in spec.pinned:
         return
+    fixed = knobs_of(spec.workload.deepspeed_config or {})
     for name in idle(spec.pinned):
-        if name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
+        if name in spec.pinned and name not in fixed and spec.pinned[name] != KNOBS[name].default:
             deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
             others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
             raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")

@@ -182,6 +182,7 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
 
 def introduction(ready: Opened) -> list[str]:
     """What is about to happen, with all that was not asked for but decided."""
+    from autocompile.deepspeed_settings import replaced
     from autocompile.report.words import duration, workload
 
     limit = ready.spec.budget.seconds
@@ -189,6 +190,8 @@ def introduction(ready: Opened) -> list[str]:
         workload(ready.spec, ready.facts),
         f"study {ready.name} in {ready.folder}" + (f", budget {duration(limit)}" if limit is not None else ""),
     ]
+    if names := replaced(ready.spec.workload.deepspeed_config or {}):
+        lines.append(f"the study's own takes the place of {', '.join(names)} in DeepSpeed's settings")
     frozen = ready.facts.frozen_knobs.items()
     return [*lines, *(f"{knob} stays as it is: {why}" for knob, why in frozen if knob in ready.spec.space.parameters)]
 

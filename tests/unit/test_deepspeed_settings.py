@@ -6,10 +6,11 @@ import json
 import re
 
 import pytest
+import yaml
 
 from autocompile.deepspeed_settings import fixed_part, idle_knobs, knobs_of, misfits, precision_of, replaced
 from autocompile.errors import UserError
-from autocompile.settings import Settings, study_spec
+from autocompile.settings import Settings, read_spec, study_spec
 
 TRAINERS = {
     "fp16": {"enabled": "auto", "loss_scale": 0},
@@ -108,6 +109,7 @@ def test_what_a_study_cannot_take(config, complaint):
         pytest.param({"allgather_bucket_size": 5}, 2, "cuda", ["allgather_bucket_size"], id="not looked at"),
         pytest.param({"compile": True, "deepcompile": True}, 1, "cpu", ["deepcompile"], id="no CUDA"),
         pytest.param({"compile": True, "deepcompile": True}, 0, "cuda", ["deepcompile"], id="not at stage 0"),
+        pytest.param({"compile": True}, 1, "cpu", [], id="an engine that compiles"),
         pytest.param({"compile": False, "deepcompile": True}, 1, "cpu", [], id="off anyway"),
         pytest.param({"compile": True, "deepcompile": True}, 3, "cuda", [], id="DeepCompile"),
     ],
@@ -142,6 +144,29 @@ def test_the_file_is_kept_by_its_content_and_fixes_knobs(asked):
     assert spec.pinned == {"deepspeed.overlap_comm": True, "deepspeed.reduce_bucket_size": 200_000_000}
     assert asked({**TRAINERS, "steps_per_print": 1}).hash() != spec.hash()
     assert asked(json.dumps(TRAINERS, indent=4)).hash() == spec.hash()
+
+
+def test_a_stored_spec_needs_no_file(asked, tmp_path):
+    spec = asked(TRAINERS)
+    stored = tmp_path / "spec.yaml"
+    stored.write_text(yaml.safe_dump(spec.model_dump(mode="json")))
+    (tmp_path / "ds.json").unlink()
+    assert read_spec(stored) == spec
+
+
+def test_what_a_file_fixes_may_be_idle_beside_a_pin(asked):
+    spec = asked({"compile": {"deepcompile": True}}, set=["scope=layer"], device="cuda")
+    assert spec.pinned == {"scope": "layer", "deepspeed.deepcompile": True}
+
+
+def test_a_spec_files_settings_are_named_by_their_place(asked, tmp_path):
+    data = asked(TRAINERS).model_dump(mode="json")
+    data["workload"]["deepspeed_config"]["zero_optimization"]["stage"] = 1
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(data))
+    with pytest.raises(
+        UserError, match=r"spec\.yaml: workload\.deepspeed_config: zero_optimization\.stage: expected 2"
+    ):
+        read_spec(tmp_path / "spec.yaml")
 
 
 def test_the_file_decides_the_precision_where_no_flag_does(asked):
@@ -179,7 +204,7 @@ def test_the_file_decides_the_precision_where_no_flag_does(asked):
         pytest.param(
             {},
             {"set": ["deepspeed.compile=true", "scope=layer"]},
-            "deepspeed.compile=true: means nothing with scope=layer",
+            "deepspeed.compile: DeepSpeed's engine compiles the whole model: it means nothing without scope=model",
             id="an engine compiles the whole model",
         ),
     ],
