@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +98,17 @@ def apply(model: nn.Module, path: str | Path, *, strict: bool = True) -> Applied
     _warn_if_used(model)
     regions = best.workload.regions or default_regions(model)
     try:
-        setup = apply_config(Setup(model=model, regions=regions, parallel=best.made_for.parallel), best.config)
+        setup = Setup(
+            model=model,
+            regions=regions,
+            parallel=best.made_for.parallel,
+            deepspeed_config=best.workload.spec.deepspeed_config or {},
+        )
+        setup = apply_config(setup, best.config)
     except NotApplicable as error:
         raise ConfigMismatch(f"{path}: {error}") from error
+    if setup.engine_compiles:
+        setup = replace(setup, groups=())  # the engine's, which the script has yet to make
     yours = {**setup.yours, **_script_settings(best)}
     log.warning("autocompile: left to your script: %s", "; ".join(yours.values()))
     asked = best.workload.spec
@@ -123,6 +131,8 @@ def _script_settings(best: BestConfig) -> dict[str, str]:
     script = {}
     if workload.spec.script and unchanged:  # it may have one of its own
         script["optimizer"] = f"use the optimizer of {workload.spec.script}"
+    if asked.deepspeed_config:
+        script["deepspeed_config"] = "keep to the study's DeepSpeed settings, which are workload.spec.deepspeed_config"
     return {
         "gradient_accumulation": f"accumulate {workload.gradient_accumulation} micro-batches per optimizer step",
         "precision": f"train in {workload.precision}",

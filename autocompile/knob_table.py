@@ -24,7 +24,7 @@ class Knob:
 
     ``compiles``: means something only where something is compiled. ``inductor``: only where inductor compiles.
     ``memory``: changes how much memory a training step takes, so that an out-of-memory verdict carries over to configs
-    equal in these knobs. ``parallel``: only of trials that train in this way on several GPUs.
+    equal in these knobs. ``parallel``: only of trials that train in this family of ways on several GPUs, see `family`.
     """
 
     default: KnobValue
@@ -71,7 +71,22 @@ KNOBS: dict[str, Knob] = {
     "ddp.gradient_as_bucket_view": Knob(default=False, values=(False, True), memory=True, parallel="ddp"),
     "ddp.optimize_ddp": Knob(default=True, values=(True, False), compiles=True, parallel="ddp"),
     "fsdp.reshard_after_forward": Knob(default=True, values=(True, False), memory=True, parallel="fsdp"),
+    "fsdp.param_dtype": Knob(default="as_is", values=("as_is", "bf16"), memory=True, parallel="fsdp"),
+    "fsdp.reduce_dtype": Knob(default="as_is", values=("as_is", "fp32", "bf16"), memory=True, parallel="fsdp"),
+    # auto is DeepSpeed's own default: on with stage 3, off with the others
+    "deepspeed.overlap_comm": Knob(default="auto", values=("auto", True, False), memory=True, parallel="deepspeed"),
+    "deepspeed.reduce_bucket_size": Knob(default=500_000_000, memory=True, parallel="deepspeed"),
+    "deepspeed.allgather_bucket_size": Knob(default=500_000_000, memory=True, parallel="deepspeed"),
+    "deepspeed.compile": Knob(default=False, values=(False, True), compiles=True, memory=True, parallel="deepspeed"),
+    "deepspeed.deepcompile": Knob(
+        default=False, values=(False, True), compiles=True, memory=True, parallel="deepspeed"
+    ),
 }
+
+
+def family(parallel: str) -> str:
+    """Whose way to train on several GPUs this is: DeepSpeed's stages share their knobs."""
+    return "deepspeed" if parallel.startswith("zero") else parallel
 
 
 def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
@@ -80,7 +95,14 @@ def idle(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
     if config.get("scope", "none") == "none":
         return (*_OF_COMPILE, *others)
     of_loss = ("compiled_loss",) if config["scope"] in WHOLE_MODEL_SCOPES else ()
-    return (*_of_compiler(config), *of_loss, *others)
+    return (*_of_compiler(config), *of_loss, *_of_the_engine(config), *others)
+
+
+def _of_the_engine(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
+    """DeepSpeed's engine compiles the whole model or nothing."""
+    if config["scope"] != "model":
+        return _ENGINE_COMPILES
+    return _ENGINE_COMPILES[1:] if config.get("deepspeed.compile") is False else ()
 
 
 def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
@@ -94,11 +116,13 @@ def _of_compiler(config: Mapping[str, KnobValue]) -> tuple[str, ...]:
 
 _OF_COMPILE = tuple(name for name, knob in KNOBS.items() if knob.compiles)
 _OF_OTHER_WAYS = {
-    way: tuple(name for name, knob in KNOBS.items() if knob.parallel not in (None, way)) for way in WAYS_TO_TRAIN
+    way: tuple(name for name, knob in KNOBS.items() if knob.parallel not in (None, family(way)))
+    for way in WAYS_TO_TRAIN
 }
 _OF_INDUCTOR = tuple(name for name, knob in KNOBS.items() if knob.inductor)
 _OF_THE_PARTITIONER = ("activation_memory_budget",)
 _OF_AUTOTUNING = ("max_autotune_gemm_backends",)
+_ENGINE_COMPILES = ("deepspeed.compile", "deepspeed.deepcompile")
 _ON_WITH_AUTOTUNING = ("coordinate_descent_tuning",)
 
 

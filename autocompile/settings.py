@@ -7,20 +7,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from autocompile.best_file import load
+from autocompile.assignments import config_of, legal, split_assignments
 from autocompile.catalogue import catalogue, source_of, tokenizer_of
+from autocompile.deepspeed_settings import idle_knobs, knobs_of, misfits, precision_of, read_deepspeed_file
 from autocompile.errors import UserError
-from autocompile.knob_table import KNOBS, KnobValue, coerce, idle, problem
+from autocompile.knob_table import KNOBS, KnobValue, family, idle
 from autocompile.lengths import Texts, parse_lengths
-from autocompile.space import Choices, defaults, load_space
-from autocompile.spec import Budget, LoraSpec, Method, Paired, Parallel, StudySpec, WorkloadSpec
+from autocompile.space import Choices, load_space
+from autocompile.spec import Budget, Method, Paired, Parallel, Precision, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
 DEFAULT_BUDGET = "30m"
-_SETTABLE = ("mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
 _FLAGS = {
     "model": "model",
     "script": "workload",
@@ -72,6 +71,7 @@ class Settings:
     device: str | None = None
     parallel: str | None = None
     gpus_per_trial: int | None = None
+    deepspeed_config: str | None = None
     seed: int | None = None
     weights: bool | None = None
     trust_remote_code: bool | None = None
@@ -83,7 +83,7 @@ def study_spec(settings: Settings) -> StudySpec:
     if [settings.model, settings.workload, settings.spec].count(None) != 2:
         raise UserError("expected exactly one of --model, --workload and --spec")
     if settings.spec is None:
-        spec = _validated(_from_flags(settings), source="")
+        spec = _validated(_from_flags(settings), source="", deepspeed_file=settings.deepspeed_config)
     else:
         _refuse_beside_a_spec(settings)
         spec = read_spec(Path(settings.spec))
@@ -111,6 +111,8 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
     if known and known.sequence_length and settings.seq_len is None:
         flags["sequence_length"] = known.sequence_length
     family = "qlora" if settings.method == Method.QLORA else known.space if known else "default"
+    theirs = settings.deepspeed_config
+    flags["deepspeed_config"] = read_deepspeed_file(Path(theirs)) if theirs is not None else None
     found: dict[str, Any] = {
         "workload": {**{name: value for name, value in flags.items() if value is not None}, **workload},
         "space": load_space(settings.search_space or family).model_dump(mode="json"),
@@ -122,65 +124,7 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
         found["memory_headroom"] = parse_percent(settings.memory_headroom)
     if settings.seed is not None:
         found["seed"] = settings.seed
-    if settings.against is not None:
-        found["against"] = config_of(settings.against, "--against")
-    return found
-
-
-def config_of(text: str, flag: str) -> dict[str, KnobValue]:
-    """The config of a best-config file, or KEY=VALUE words with commas between them over what eager training is."""
-    if Path(text).suffix in (".yaml", ".yml") or "=" not in text:
-        return {**defaults(), **load(text).config}
-    knobs, others = split_assignments(text.split(","))
-    if others:
-        raise UserError(f"{flag}: expected knobs of a config alone, found {next(iter(others))}")
-    return {**defaults(), **knobs}
-
-
-def split_assignments(words: Sequence[str]) -> tuple[dict[str, KnobValue], dict[str, Any]]:
-    """KEY=VALUE words as pinned knobs, and as fields of the workload."""
-    pinned: dict[str, KnobValue] = {}
-    lora: dict[str, KnobValue] = {}
-    options: dict[str, KnobValue] = {}
-    plain: dict[str, KnobValue] = {}
-    seen: set[str] = set()
-    for key, value in map(_assignment, words):
-        if key in seen:
-            raise UserError(f"--set {key}: given twice")
-        seen.add(key)
-        family, _, name = key.partition(".")
-        if key in KNOBS:
-            pinned[key] = _legal(f"--set {key}", key, value)
-        elif family == "workload" and name:
-            options[name] = value
-        elif key not in _SETTABLE:
-            raise UserError(f"--set {key}: unknown; {nearest(key, [*KNOBS, *_SETTABLE, 'workload.KEY'])}")
-        elif family == "lora":
-            lora[name] = value
-        else:
-            plain[key] = value
-    groups = {"lora": lora, "options": options}
-    return pinned, {**plain, **{name: group for name, group in groups.items() if group}}
-
-
-def _assignment(word: str) -> tuple[str, KnobValue]:
-    """The value is read as YAML reads it, so `true`, 64 and 0.5 have their types; what YAML cannot read is text."""
-    key, equals, text = word.partition("=")
-    if not equals or not key or not text:
-        raise UserError(f'--set: expected KEY=VALUE, found "{word}"')
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # a pattern such as *.q_proj is an alias to YAML, 2026-02-30 is no date
-        value = text
-    return key, value if isinstance(value, bool | int | float | str) else text
-
-
-def _legal(where: str, knob: str, value: KnobValue) -> KnobValue:
-    found = coerce(knob, value)
-    if wrong := problem(knob, found):
-        raise UserError(f"{where}: {wrong}")
-    assert isinstance(found, bool | int | float | str)
-    return found
+    return {**found, "against": config_of(settings.against, "--against") if settings.against else None}
 
 
 def _budget(settings: Settings, in_file: Budget) -> Budget:
@@ -219,7 +163,7 @@ def _planned_run(settings: Settings, workload: WorkloadSpec) -> dict[str, int | 
     return {"planned_tokens": None, "planned_steps": settings.steps}
 
 
-def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
+def _validated(data: dict[str, Any], *, source: str, deepspeed_file: str | None = None) -> StudySpec:
     try:
         spec = StudySpec.model_validate(data)
     except ValidationError as error:
@@ -228,7 +172,7 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
         prefix = f"{source}: {where}.{name}" if source else f"{where}.{name}"
         if name not in KNOBS:
             raise UserError(f"{prefix}: unknown knob; {nearest(name, list(KNOBS))}")
-        _legal(prefix, name, value)
+        legal(prefix, name, value)
     if spec.workload.model is not None:
         source_of(spec.workload.model)  # a name that means nothing is refused here, with the nearest ones
     if spec.workload.lengths is not None:
@@ -236,6 +180,7 @@ def _validated(data: dict[str, Any], *, source: str) -> StudySpec:
     elif "padding" in spec.pinned:
         raise UserError("padding: all sequences have one length; it needs --lengths")
     _refuse_impossible_batches(spec)
+    spec = _with_deepspeeds(spec, deepspeed_file or f"{source}: workload.deepspeed_config")
     _refuse_idle_pins(spec)
     return _with_ways_to_train(spec)
 
@@ -267,15 +212,47 @@ def _refuse_idle_pins(spec: StudySpec) -> None:
     asked = spec.workload.parallel
     ways = spec.workload.legal_ways() if asked is Parallel.AUTO else (asked,)
     for name, value in spec.pinned.items():
-        if (way := KNOBS[name].parallel) not in (None, *ways) and value != KNOBS[name].default:
-            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {way}")
+        way = KNOBS[name].parallel
+        if way not in (None, *map(family, ways)) and value != KNOBS[name].default:
+            flags = " or ".join(one for one in Parallel if family(one) == way)
+            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {flags}")
     if "scope" not in spec.pinned:
         return
-    for name in idle(spec.pinned):
-        if KNOBS[name].parallel is None and name in spec.pinned and spec.pinned[name] != KNOBS[name].default:
+    fixed = knobs_of(spec.workload.deepspeed_config or {})
+    for name in idle({**spec.pinned, **({} if asked is Parallel.AUTO else {"parallel": str(asked)})}):
+        of_some_way = asked is Parallel.AUTO and KNOBS[name].parallel is not None
+        if of_some_way or name in fixed or name not in spec.pinned:
+            continue
+        if spec.pinned[name] != KNOBS[name].default:
             deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
             others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
             raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")
+
+
+def _with_deepspeeds(spec: StudySpec, file: str) -> StudySpec:
+    """With what the user's own DeepSpeed settings fix: knobs, and the precision where none was asked for."""
+    workload, users = spec.workload, spec.workload.deepspeed_config
+    if users is not None:
+        for complaint in misfits(users, stage=workload.parallel.zero_stage, precision=workload.precision):
+            raise UserError(f"{file}: {complaint}")
+        for name, value in knobs_of(users).items():
+            if spec.pinned.get(name, value) != value:
+                raise UserError(f"--set {name}={str(spec.pinned[name]).lower()}: {file} says {str(value).lower()}")
+        if workload.precision is None and (asked := precision_of(users)):
+            workload = workload.model_copy(update={"precision": Precision(asked)})
+        spec = spec.model_copy(update={"workload": workload, "pinned": {**spec.pinned, **knobs_of(users)}})
+    _refuse_idle_deepspeed(spec)
+    return spec
+
+
+def _refuse_idle_deepspeed(spec: StudySpec) -> None:
+    stage, users = spec.workload.parallel.zero_stage, spec.workload.deepspeed_config or {}
+    asked = {name: value for name, value in spec.pinned.items() if value != knobs_of(users).get(name)}
+    if asked.get("deepspeed.deepcompile") and not asked.get("deepspeed.compile"):
+        raise UserError("deepspeed.deepcompile=true: means nothing without deepspeed.compile=true")
+    if stage is not None:
+        for complaint in idle_knobs(spec.pinned, users, stage=stage, device=spec.workload.device):
+            raise UserError(complaint)
 
 
 def _refuse_impossible_batches(spec: StudySpec) -> None:

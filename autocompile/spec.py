@@ -92,6 +92,7 @@ class WorkloadSpec(Value):
     parallel: Parallel = Parallel.NONE
     gpus_per_trial: int = Field(default=1, ge=1)  # processes of one trial, also on a CPU
     device: Literal["cuda", "cpu"] | None = None  # None: the GPU if there is one
+    deepspeed_config: dict[str, Any] | None = None  # the user's own, as it is in their file
     options: dict[str, KnobValue] = {}  # of a user's script, from --set workload.KEY=VALUE
 
     @model_validator(mode="before")

@@ -26,6 +26,12 @@ def _flag(name: str, metavar: str | None, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text)
 
 
+def _require_local(executor: str) -> str:
+    if executor != "local":
+        raise UserError(f'--executor: expected local, found "{executor}"')
+    return executor
+
+
 Model = Annotated[str | None, _flag("--model", "NAME|HUB_ID|DIR", "What to train; see `autocompile models`.")]
 Workload = Annotated[str | None, _flag("--workload", "FILE.py:FUNCTION", "Your own training instead of a model.")]
 Spec = Annotated[str | None, _flag("--spec", "FILE", "A study's spec.yaml instead of a model and flags.")]
@@ -66,11 +72,16 @@ Parallel = Annotated[
     str | None, _flag("--parallel", "none", "ddp, fsdp, zero0 to zero3: how a trial uses several GPUs; auto compares.")
 ]
 GpusPerTrial = Annotated[int | None, _flag("--gpus-per-trial", "1", "GPUs of one trial, or processes on a CPU.")]
+DeepSpeedConfig = Annotated[
+    str | None, _flag("--deepspeed-config", "FILE", "Your own DeepSpeed JSON; what it sets is not searched.")
+]
 Against = Annotated[
     str | None,
     _flag("--against", "FILE|KEY=VALUE,...", "What you train with today, to be compared with. [default: none]"),
 ]
-Executor = Annotated[str, _flag("--executor", "local", "Where slices run.")]
+Executor = Annotated[
+    str, typer.Option("--executor", metavar="local", help="Where slices run.", callback=_require_local)
+]
 Set = Annotated[
     list[str] | None, _flag("--set", "KEY=VALUE", "Pin a knob (micro_batch=4) or set a workload's field (lora.r=64).")
 ]
@@ -111,6 +122,7 @@ def tune(
     gpus: Gpus = None,
     parallel: Parallel = None,
     gpus_per_trial: GpusPerTrial = None,
+    deepspeed_config: DeepSpeedConfig = None,
     executor: Executor = "local",
     study: StudyName = None,
     storage: StorageFlag = STORAGE,
@@ -123,7 +135,6 @@ def tune(
 ) -> None:
     """Measure training slices of this model on this machine, and end with a verdict on torch.compile."""
     settings = _settings(locals())  # taken before there are other names
-    _require_local(executor)
     place = Place(study=study, storage=storage, python=python or sys.executable, gpus=parse_gpus(gpus))
     _end(_run(settings, console(stderr=True), place), json=json)
 
@@ -142,11 +153,6 @@ def _settings(arguments: Mapping[str, Any]) -> Settings:
 
     given = {field.name: arguments[field.name] for field in fields(Settings)}
     return Settings(**{name: value for name, value in given.items() if value is not None and value is not False})
-
-
-def _require_local(executor: str) -> None:
-    if executor != "local":
-        raise UserError(f'--executor: expected local, found "{executor}"')
 
 
 def _run(settings: Settings, console: Console, place: Place) -> StudyResult:
@@ -181,6 +187,7 @@ def parse_gpus(text: str | None) -> tuple[int, ...]:
 
 def introduction(ready: Opened) -> list[str]:
     """What is about to happen, with all that was not asked for but decided."""
+    from autocompile.deepspeed_settings import replaced
     from autocompile.report.words import duration, workload
 
     limit = ready.spec.budget.seconds
@@ -188,6 +195,8 @@ def introduction(ready: Opened) -> list[str]:
         workload(ready.spec, ready.facts),
         f"study {ready.name} in {ready.folder}" + (f", budget {duration(limit)}" if limit is not None else ""),
     ]
+    if names := replaced(ready.spec.workload.deepspeed_config or {}):
+        lines.append(f"the study's own takes the place of {', '.join(names)} in DeepSpeed's settings")
     frozen = ready.facts.frozen_knobs.items()
     return [*lines, *(f"{knob} stays as it is: {why}" for knob, why in frozen if knob in ready.spec.space.parameters)]
 

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from autocompile.best_file import BestConfig
+from autocompile.export.deepspeed import SETTINGS, config
 from autocompile.export.dynamo import dynamo
 from autocompile.export.fields import Export, carrying, fields
 from autocompile.knob_table import KnobValue
@@ -14,6 +15,7 @@ from autocompile.knob_table import KnobValue
 _CARRIED = (
     *("optimizer", "micro_batch", "gradient_checkpointing", "gradient_accumulation", "float32_matmul_precision"),
     *("precision", "parallel", "world_size", "ddp.bucket_cap_mb", "fsdp.reshard_after_forward"),
+    *SETTINGS,
 )
 
 
@@ -34,7 +36,7 @@ def arguments(best: BestConfig) -> dict[str, Any]:
         **({"use_cpu": True} if on_cpu else {"tf32": asked["float32_matmul_precision"] == "high"}),
         "optim": asked["optimizer"],
         **_checkpointing(asked),
-        **_ranks(asked),
+        **_ranks(best, asked),
     }
 
 
@@ -68,14 +70,12 @@ def _checkpointing(asked: dict[str, KnobValue]) -> dict[str, Any]:
     return {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
 
 
-def _ranks(asked: dict[str, KnobValue]) -> dict[str, Any]:
+def _ranks(best: BestConfig, asked: dict[str, KnobValue]) -> dict[str, Any]:
     way = str(asked["parallel"])
     if way == "ddp":
         return {"ddp_bucket_cap_mb": asked["ddp.bucket_cap_mb"]}
     if way == "fsdp":
         return {"fsdp": "full_shard", "fsdp_config": {"reshard_after_forward": asked["fsdp.reshard_after_forward"]}}
     if way.startswith("zero"):
-        from autocompile.export.deepspeed import config
-
-        return {"deepspeed": config(asked)}
+        return {"deepspeed": config(best)}
     return {}

@@ -39,6 +39,10 @@ def scope(setup: Setup, name: str) -> Setup:
         return setup.did("scope", "nothing is compiled")
     modules = modules_of(setup, name)
     _set_recompile_limit(setup.recompile_limit)
+    if setup.engine_compiles:
+        frame = f"autocompile_region_{next(_NUMBERS)}"
+        group = CompiledGroup(name=f"{name}:{type(setup.model).__name__}", frame=frame, modules=("",))
+        return setup.did("scope", "left to DeepSpeed's engine.compile", groups=(group,))
     if name == "nested":
         _share_one_graph(modules_of(setup, "layer"))
     groups = _compile_in_place(modules, name, setup)
@@ -171,6 +175,22 @@ def _compile_in_place(modules: dict[str, nn.Module], scope: str, setup: Setup) -
                 module._compiled_call_impl = call
         groups.append(group)
     return tuple(groups)
+
+
+def count_and_name(module: nn.Module, compile_in_place: Callable[[], None], setup: Setup) -> None:
+    """Let something else compile this module in place, as the one group of ``setup``.
+
+    The frame around ``forward`` has a name of its own for dynamo to report, and is traced also where the module is one
+    of torch.nn's; hooks of the module stay outside of it, as they are for whoever compiles.
+    """
+    (group,) = setup.groups
+    code = _region_inside_hooks.__code__.replace(co_name=group.frame, co_qualname=group.frame)
+    module.forward_inside_hooks = module.forward  # type: ignore[assignment]
+    module.forward = functools.partial(types.FunctionType(code, globals(), group.frame), module)
+    compile_in_place()
+    compiled: Any = module._compiled_call_impl
+    call = _CompiledCall(module, lambda _, *args, **kwargs: compiled(*args, **kwargs), group, setup.marks_lengths)
+    module._compiled_call_impl = call
 
 
 def _by_kind(modules: Mapping[str, nn.Module]) -> dict[Hashable, dict[str, nn.Module]]:

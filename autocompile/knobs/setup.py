@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
-from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, KnobValue, is_pattern
+from autocompile.deepspeed_settings import idle_knobs
+from autocompile.knob_table import KNOBS, WHOLE_MODEL_SCOPES, KnobValue, family, is_pattern
 from autocompile.space import Config
 
 
@@ -44,7 +46,9 @@ class Setup:
     recompile_limit: int = 8
     marks_lengths: bool = False  # the sequence dimension of what a region is called with
     parallel: str = "none"  # how it will be wrapped for several GPUs
-    wrapper: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that
+    wrapper: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of that, DeepSpeed's by its sections
+    deepspeed_config: Mapping[str, Any] = field(default_factory=dict)  # the user's own
+    engine_compiles: bool = False  # DeepSpeed's, in place of the scope
     groups: tuple[CompiledGroup, ...] = ()
     applied: Mapping[str, str] = field(default_factory=dict)
     yours: Mapping[str, str] = field(default_factory=dict)
@@ -100,12 +104,22 @@ def _obstacles(setup: Setup, config: Config) -> Iterator[str]:
     if config["channels_last"] and not has_convolutions(setup.model):
         yield "channels_last: this model has no two-dimensional convolution"
     yield from _attention_obstacles(setup, config)
-    if setup.parallel == "fsdp" and str(config["optimizer"]).endswith("8bit"):
-        yield f"optimizer {config['optimizer']}: bitsandbytes cannot step the shards of FSDP2"
+    yield from _obstacles_of_ranks(setup, config)
     if config["compiled_loss"] and loss_owner(setup.model) is None:
         yield "compiled_loss: this model has no loss function of its own"
     if config["input_gradients"] and input_embedding(setup.model) is None:
         yield "input_gradients: this model names no input embedding"
+
+
+def _obstacles_of_ranks(setup: Setup, config: Config) -> Iterator[str]:
+    if setup.parallel == "fsdp" and str(config["optimizer"]).endswith("8bit"):
+        yield f"optimizer {config['optimizer']}: bitsandbytes cannot step the shards of FSDP2"
+    weights = next(setup.model.parameters())
+    if setup.parallel == "fsdp" and config["fsdp.param_dtype"] == "bf16" and weights.dtype == torch.bfloat16:
+        yield "fsdp.param_dtype bf16: the weights are bf16 as they are"
+    if family(setup.parallel) == "deepspeed":
+        stage, device = int(setup.parallel[-1]), weights.device.type
+        yield from idle_knobs(config, setup.deepspeed_config, stage=stage, device=device)
 
 
 def _attention_obstacles(setup: Setup, config: Config) -> Iterator[str]:

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from autocompile.knobs import Setup, apply_config
+from autocompile.knobs import apply_config
 from autocompile.slice.cycles import Cycle, cycles
 from autocompile.slice.deviation import Step
 from autocompile.slice.group import Group
 from autocompile.space import Config
 from autocompile.spec import MeasureRequest, WorkloadSpec, gradient_accumulation
 from autocompile.workloads.job import Context, Job, prepare, trainable
-from autocompile.workloads.parallel import EngineStep, Gradient, own_gradient, wrapped
+from autocompile.workloads.parallel import EngineStep, Gradient, own_gradient, setup_of, wrapped
 from autocompile.workloads.training import moved
 
 STEPS = 3  # compared, each on other batches
@@ -167,8 +167,7 @@ class CopyMaker:
 
 def configured(copy: Copy, workload: WorkloadSpec, config: Config) -> Copy:
     """The copy with all knobs, and as its ranks train it."""
-    setup = Setup(model=copy.model, regions=copy.job.regions, parallel=workload.parallel)
-    setup = apply_config(setup, config)
+    setup = apply_config(setup_of(copy.job, workload), config)
     still = replace(copy.job, optimizer=_standing_still) if workload.parallel.zero_stage is not None else copy.job
     ranks = wrapped(still, setup, n_micro_batches=copy.n_micro_batches)
     onlooker = Onlooker(ranks.optimizer, copy.model, ranks.gradient)

@@ -61,7 +61,7 @@ from autocompile.slice_plan import slice_plan
 from autocompile.spec import MeasureRequest, gradient_accumulation
 from autocompile.values import write_aside
 from autocompile.workloads.job import Context, Job, prepare
-from autocompile.workloads.parallel import EngineStep, wrapped
+from autocompile.workloads.parallel import EngineStep, setup_of, wrapped
 
 _LOSSES_KEPT = 32
 
@@ -158,8 +158,7 @@ def _measured(run: _Run) -> Measurement:
 def _configured(run: _Run, job: Job) -> Optimizer:
     """The job with all knobs, as its ranks train it; what is sharded now was whole before, and forgotten."""
     request = run.request
-    setup = Setup(model=job.model, regions=job.regions, parallel=request.workload.parallel)
-    run.setup = setup = apply_config(setup, request.config)
+    run.setup = setup = apply_config(setup_of(job, request.workload), request.config)
     run.observer.groups = setup.groups
     n_micro_batches = gradient_accumulation(request.workload, request.config)
     ranks = wrapped(job, setup, n_micro_batches=n_micro_batches)

@@ -65,7 +65,13 @@ class CompileObserver:
         self._skips.texts.clear()
 
     def n_compiles(self) -> int:
-        """Compiles of any kind so far, failed ones and CUDA-graph recordings included."""
+        """Compiles of any kind so far, failed ones and CUDA-graph recordings included.
+
+        A reset of dynamo is one too: DeepSpeed's DeepCompile does that to compile with other passes.
+        """
+        if self._started not in torch._dynamo.callback_handler.start_callbacks:
+            torch._dynamo.callback.on_compile_start(self._started)
+            self.activity += 1
         return self.activity
 
     def n_recompiles(self) -> int:

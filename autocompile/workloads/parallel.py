@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from autocompile.knobs import Setup
 from autocompile.knobs.setup import modules_of
-from autocompile.spec import Parallel
+from autocompile.spec import Parallel, WorkloadSpec
 from autocompile.workloads.job import Job, trainable
 from autocompile.workloads.training import AccumulatedStep, Loss
 
@@ -58,6 +58,16 @@ class EngineStep:
         return torch.stack(losses).mean()
 
 
+def setup_of(job: Job, workload: WorkloadSpec) -> Setup:
+    """The job's model before any knob."""
+    return Setup(
+        model=job.model,
+        regions=job.regions,
+        parallel=workload.parallel,
+        deepspeed_config=workload.deepspeed_config or {},
+    )
+
+
 def wrapped(job: Job, setup: Setup, *, n_micro_batches: int) -> Wrapped:
     """The job as the ranks of torch's default process group train it, ``n_micro_batches`` an optimizer step each.
 
@@ -72,7 +82,7 @@ def wrapped(job: Job, setup: Setup, *, n_micro_batches: int) -> Wrapped:
         return _fsdp(job, setup)
     from autocompile.workloads.zero import zero
 
-    return zero(job, parallel, n_micro_batches=n_micro_batches)
+    return zero(job, setup, n_micro_batches=n_micro_batches)
 
 
 def own_gradient(parameter: nn.Parameter) -> Tensor | None:
@@ -98,7 +108,8 @@ def _fsdp(job: Job, setup: Setup) -> Wrapped:
             parameter.data = parameter.data.to(frozen.dtype)
     for layer in modules_of(setup, "layer").values():
         fully_shard(layer, **setup.wrapper)
-    fully_shard(job.model)  # what is left stays gathered, since the backward pass begins with it
+    policy = {name: value for name, value in setup.wrapper.items() if name == "mp_policy"}
+    fully_shard(job.model, **policy)  # what is left stays gathered, since the backward pass begins with it
     job = _stepping(job, _with_sync_at_the_end)
     return Wrapped(job=job, optimizer=job.optimizer(trainable(job.model)), gradient=_gathered)
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from autocompile.deepspeed_settings import fixed_part
+from autocompile.knobs import Setup
+from autocompile.knobs.scope import count_and_name
 from autocompile.spec import Parallel, Precision
 from autocompile.workloads.job import Job, MachineFault, WorkloadError, trainable
 from autocompile.workloads.parallel import EngineStep, Wrapped
 from autocompile.workloads.training import AccumulatedStep
 
 
-def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
+def zero(job: Job, setup: Setup, *, n_micro_batches: int) -> Wrapped:
     """The engine takes the place of model and optimizer, which a step gets but does not use.
 
     Raises MachineFault without DeepSpeed, WorkloadError where the workload takes its steps itself.
     """
+    parallel = Parallel(setup.parallel)
     require_deepspeed(parallel)
     import deepspeed
     from deepspeed.utils import safe_get_full_grad
@@ -29,9 +34,13 @@ def zero(job: Job, parallel: Parallel, *, n_micro_batches: int) -> Wrapped:
     engine, made, *_ = deepspeed.initialize(
         model=job.model,
         optimizer=job.optimizer(trainable(job.model)),
-        config=_config(job, parallel, n_micro_batches),
+        config=functools.reduce(
+            merged, [fixed_part(setup.deepspeed_config), setup.wrapper, _config(job, parallel, n_micro_batches)]
+        ),
         dist_init_required=False,
     )
+    if setup.engine_compiles:
+        count_and_name(job.model, functools.partial(_compile, engine, setup), setup)
     job = replace(job, model=engine, train_step=EngineStep(job.loss))
     return Wrapped(job=job, optimizer=made, gradient=safe_get_full_grad)
 
@@ -49,6 +58,21 @@ def _use_gloo_alone() -> None:
     from deepspeed.ops import __compatible_ops__
 
     __compatible_ops__[get_accelerator().create_op_builder("ShareMemCommBuilder").NAME] = False
+
+
+def _compile(engine: Any, setup: Setup) -> None:
+    options = dict(setup.options)
+    engine.compile(backend=options.pop("backend", "inductor"), compile_kwargs=options)
+
+
+def merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Both, section by section; where they differ ``others`` count."""
+    both = {
+        name: merged(settings[name], value) if isinstance(value, Mapping) else value
+        for name, value in others.items()
+        if name in settings
+    }
+    return {**settings, **others, **both}
 
 
 def _config(job: Job, parallel: Parallel, n_micro_batches: int) -> Mapping[str, Any]:

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autocompile.knob_table import KNOBS
 from autocompile.knobs import Setup, apply_config
 from autocompile.slice.telemetry import CompileObserver
+from autocompile.space import defaults
 from autocompile.workloads.job import Job
 from autocompile.workloads.parallel import Wrapped, wrapped
 
@@ -62,6 +64,39 @@ def sharded_after_forward(**knobs: Any) -> bool:
     return isinstance(first[0].weight, DTensor)
 
 
+class Reduced(TorchDispatchMode):
+    """Sees in which dtypes FSDP2 gathers gradients for the message that reduces them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[str] = set()
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "chunk_cat" in str(operator):
+            self.dtypes.add(str(kwargs["out"].dtype))
+        return operator(*args, **(kwargs or {}))
+
+
+def dtypes_in_fsdp(**knobs: Any) -> dict[str, Any]:
+    """Of weights in a forward pass, in a layer and in what belongs to the root, and of gradients on their way."""
+    model = nn.Sequential(nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2))), nn.Linear(WIDTH, 8))
+    regions = {"layer": "0.*"}
+    job = Job(model=model, loss=lambda model, batch: model(batch).sum(), batches=batches, regions=regions)
+    setup = apply_config(
+        Setup(model=model, regions=regions, parallel="fsdp"),
+        {**defaults(), **{f"fsdp.{name}": value for name, value in knobs.items()}},
+    )
+    found = wrapped(job, setup, n_micro_batches=1)
+    seen: list[str] = []
+    parts: Any = model
+    for module in (parts[0][0], parts[1]):
+        module.register_forward_pre_hook(lambda module, args: seen.append(str(module.weight.dtype)))
+    with Reduced() as reduced:
+        found.job.loss(found.job.model, next(batches())).backward()
+    kept = {str(parameter.dtype) for parameter in model.parameters()}
+    return {"weights": seen, "reduced": sorted(reduced.dtypes), "kept": sorted(kept)}
+
+
 def saved_for_backward(parallel: str, **knobs: Any) -> int:
     """Numbers that one forward pass of a compiled layer keeps, without its weights."""
     layer = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Tanh(), nn.Tanh()) for _ in range(2)))
@@ -91,6 +126,10 @@ def main() -> None:
             parallel: [saved_for_backward(parallel, gradient_checkpointing=on) for on in (False, True)]
             for parallel in ("none", "ddp", "fsdp")
         },
+        "dtypes": [
+            dtypes_in_fsdp(param_dtype=weights, reduce_dtype=gradients)
+            for weights, gradients in (("as_is", "as_is"), ("bf16", "as_is"), ("bf16", "fp32"), ("as_is", "bf16"))
+        ],
         "sharded": [sharded_after_forward(fsdp__reshard_after_forward=on) for on in (True, False)],
     }
     print("FOUND", json.dumps(found), flush=True)

@@ -61,6 +61,34 @@ def test_a_plain_script_compiles_the_graphs_that_the_slice_did(measure, tmp_path
     assert "left to your script: feed 2 samples" in said
 
 
+def yours_of(tmp_path: Path, parallel: str, **knobs: Any) -> Any:
+    save(best({name.replace("__", "."): value for name, value in knobs.items()}, parallel=parallel), tmp_path / "b")
+    return autocompile.apply(Net(), tmp_path / "b")
+
+
+def test_what_a_script_has_to_tell_deepspeed(tmp_path: Path) -> None:
+    knobs = {"deepspeed__overlap_comm": True, "deepspeed__reduce_bucket_size": 1000, "deepspeed__compile": True}
+    found = yours_of(tmp_path, "zero1", scope="model", **knobs)
+    lines = [found.yours[f"deepspeed.{name}"] for name in ("overlap_comm", "reduce_bucket_size", "compile")]
+    assert lines == [
+        '"zero_optimization": {"overlap_comm": true} in DeepSpeed\'s config',
+        '"zero_optimization": {"reduce_bucket_size": 1000} in DeepSpeed\'s config',
+        'after deepspeed.initialize: engine.compile(backend="inductor", '
+        "compile_kwargs={'fullgraph': False, 'dynamic': None})",
+    ]
+    assert found.setup.model._compiled_call_impl is None
+    assert not found.check().warnings  # what the engine compiles cannot be seen from here
+    assert set(found.yours) | set(found.applied) >= set(defaults())
+
+
+def test_what_a_script_has_to_tell_fsdp(tmp_path: Path) -> None:
+    found = yours_of(tmp_path, "fsdp", fsdp__param_dtype="bf16")
+    assert found.yours["fsdp.param_dtype"] == (
+        "fully_shard(..., mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), the root's too"
+    )
+    assert found.applied["fsdp.reduce_dtype"] == "as it is"
+
+
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

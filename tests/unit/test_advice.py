@@ -590,7 +590,8 @@ def test_the_command_asks_for_the_same_workload(workload):
 
 def test_the_command_can_ask_for_every_field_of_a_workload():
     given_by_set = {"mask", "lora", "options"}
-    assert set(_FLAGS) | given_by_set == set(WorkloadSpec.model_fields)
+    of_a_file = {"deepspeed_config"}
+    assert set(_FLAGS) | given_by_set | of_a_file == set(WorkloadSpec.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from autocompile.assignments import split_assignments
 from autocompile.cli.tune import parse_gpus, tune
 from autocompile.errors import UserError
-from autocompile.settings import Settings, split_assignments, study_spec
+from autocompile.settings import Settings, study_spec
 
 
 def asked(**settings):

@@ -141,9 +141,12 @@ def of_dynamo(environment):
 
 def of_deepspeed(data):
     precision = "bf16" if data["bf16"]["enabled"] else "fp16-mixed" if data["fp16"]["enabled"] else "fp32"
+    zero = data["zero_optimization"]
+    settings = ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size")
     return {
-        "precision": "bf16-mixed" if data.get("torch_autocast", {}).get("enabled") else precision,
-        "parallel": f"zero{data['zero_optimization']['stage']}",
+        "precision": "bf16-mixed" if data["torch_autocast"]["enabled"] else precision,
+        "parallel": f"zero{zero['stage']}",
+        **{f"deepspeed.{name}": zero[name] for name in settings if name in zero},
     }
 
 
@@ -166,7 +169,8 @@ def of_arguments(keys, *, batch="per_device_train_batch_size", optimizer="optim"
     if way == "fsdp":
         found["fsdp.reshard_after_forward"] = keys["fsdp_config"]["reshard_after_forward"]
     if "deepspeed" in keys:
-        found["parallel"] = of_deepspeed(keys["deepspeed"])["parallel"]
+        engine = of_deepspeed(keys["deepspeed"])
+        found |= {name: value for name, value in engine.items() if name != "precision"}
     return found
 
 

@@ -62,6 +62,24 @@ def test_canonical_keeps_every_knob_in_the_tables_order():
             {"scope": "model", "compiled_loss": True}, {"scope": "model"}, True, id="a compiled model holds its loss"
         ),
         pytest.param({"scope": "layer", "compiled_loss": True}, {"scope": "layer"}, False, id="compiled layers do not"),
+        pytest.param(
+            {"scope": "layer", "deepspeed.compile": True, "deepspeed.deepcompile": True},
+            {"scope": "layer", "deepspeed.compile": False, "deepspeed.deepcompile": False},
+            True,
+            id="an engine compiles the whole model",
+        ),
+        pytest.param(
+            {"scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": True},
+            {"scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": False},
+            True,
+            id="DeepCompile is the engine's",
+        ),
+        pytest.param(
+            {"scope": "model", "deepspeed.compile": True},
+            {"scope": "model", "deepspeed.compile": False},
+            False,
+            id="an engine compiles in another way",
+        ),
     ],
 )
 def test_configs_are_the_same_if_they_train_alike(left, right, same):
