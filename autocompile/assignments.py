@@ -22,30 +22,30 @@ def config_of(text: str, flag: str) -> dict[str, KnobValue]:
     """The config of a best-config file, or KEY=VALUE words with commas between them over what eager training is."""
     if Path(text).suffix in (".yaml", ".yml") or "=" not in text:
         return {**defaults(), **load(text).config}
-    knobs, others = split_assignments(text.split(","))
+    knobs, others = split_assignments(text.split(","), flag=flag)
     if others:
         raise UserError(f"{flag}: expected knobs of a config alone, found {next(iter(others))}")
     return {**defaults(), **knobs}
 
 
-def split_assignments(words: Sequence[str]) -> tuple[dict[str, KnobValue], dict[str, Any]]:
+def split_assignments(words: Sequence[str], *, flag: str = "--set") -> tuple[dict[str, KnobValue], dict[str, Any]]:
     """KEY=VALUE words as pinned knobs, and as fields of the workload."""
     pinned: dict[str, KnobValue] = {}
     lora: dict[str, KnobValue] = {}
     options: dict[str, KnobValue] = {}
     plain: dict[str, KnobValue] = {}
     seen: set[str] = set()
-    for key, value in map(_assignment, words):
+    for key, value in (_assignment(word, flag) for word in words):
         if key in seen:
-            raise UserError(f"--set {key}: given twice")
+            raise UserError(f"{flag} {key}: given twice")
         seen.add(key)
         family, _, name = key.partition(".")
         if key in KNOBS:
-            pinned[key] = legal(f"--set {key}", key, value)
+            pinned[key] = legal(f"{flag} {key}", key, value)
         elif family == "workload" and name:
             options[name] = value
         elif key not in _SETTABLE:
-            raise UserError(f"--set {key}: unknown; {nearest(key, [*KNOBS, *_SETTABLE, 'workload.KEY'])}")
+            raise UserError(f"{flag} {key}: unknown; {nearest(key, [*KNOBS, *_SETTABLE, 'workload.KEY'])}")
         elif family == "lora":
             lora[name] = value
         else:
@@ -54,11 +54,11 @@ def split_assignments(words: Sequence[str]) -> tuple[dict[str, KnobValue], dict[
     return pinned, {**plain, **{name: group for name, group in groups.items() if group}}
 
 
-def _assignment(word: str) -> tuple[str, KnobValue]:
+def _assignment(word: str, flag: str) -> tuple[str, KnobValue]:
     """The value is read as YAML reads it, so `true`, 64 and 0.5 have their types; what YAML cannot read is text."""
     key, equals, text = word.partition("=")
     if not equals or not key or not text:
-        raise UserError(f'--set: expected KEY=VALUE, found "{word}"')
+        raise UserError(f'{flag}: expected KEY=VALUE, found "{word}"')
     try:
         value = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError):  # a pattern such as *.q_proj is an alias to YAML, 2026-02-30 is no date

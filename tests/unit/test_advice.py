@@ -41,6 +41,7 @@ from autocompile.report.explain import explain
 from autocompile.settings import Settings, study_spec
 from autocompile.space import defaults, load_space
 from autocompile.spec import Device, Facts, LoraSpec, Method, Precision, Role, StudySpec, Task, WorkloadSpec
+from tests.unit.search_cases import config, spec
 
 EAGER = {**defaults(), "micro_batch": 8}
 LAYER = {**EAGER, "scope": "layer"}
@@ -586,6 +587,15 @@ def test_the_command_asks_for_the_same_workload(workload):
     asked = study_spec(Settings(**{name: value for name, value in flags.items() if value is not None}))
     assert asked.workload == workload
     assert asked.pinned == {"scope": "layer", "mode": "default", "dynamic": "true", "sdpa": "auto", "micro_batch": 8}
+
+
+def test_the_command_asks_for_the_way_to_train_of_its_config():
+    workload = {"parallel": "auto", "gpus_per_trial": 2, "global_batch": 8}
+    command = tune_command(spec(workload=workload), config(scope="layer", parallel="zero2"), {})
+    assert "--global-batch 8 --parallel zero2 --gpus-per-trial 2" in command
+    assert "parallel=" not in command
+    alone = tune_command(spec(workload=workload), config(scope="layer"), {})
+    assert "--parallel" not in alone and "--gpus-per-trial" not in alone
 
 
 def test_the_command_can_ask_for_every_field_of_a_workload():

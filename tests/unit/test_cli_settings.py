@@ -12,6 +12,8 @@ from autocompile.assignments import split_assignments
 from autocompile.cli.tune import parse_gpus, tune
 from autocompile.errors import UserError
 from autocompile.settings import Settings, study_spec
+from autocompile.space import defaults
+from tests.acceptance.test_commands import ROOT
 
 
 def asked(**settings):
@@ -315,3 +317,30 @@ def test_a_space_that_varies_the_way_to_train_needs_parallel_auto(tmp_path):
     (tmp_path / "ways.yaml").write_text(yaml.safe_dump(data))
     with pytest.raises(UserError, match="varies parallel: give --parallel auto"):
         asked(search_space=str(tmp_path / "ways.yaml"))
+
+
+def test_what_the_user_runs_today_is_a_file_or_words(tmp_path):
+    words = asked(against="scope=model,micro_batch=2").against
+    assert words == {**defaults(), "scope": "model", "micro_batch": 2}
+    data = yaml.safe_load((ROOT / "studies" / "h200-llama2-7b-lora-b4" / "best.yaml").read_text())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
+    assert asked(against=str(tmp_path / "mine.yaml")).against == {**defaults(), **data["config"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("scope=layers", "--against scope: expected one of none, model", id="no such scope"),
+        pytest.param("lora.r=8", "--against: expected knobs of a config alone, found lora", id="of the workload"),
+        pytest.param("mine.yaml", "mine.yaml", id="no such file"),
+    ],
+)
+def test_what_nobody_can_run_today_is_refused(text, complaint):
+    with pytest.raises(UserError) as caught:
+        asked(against=text)
+    assert complaint in str(caught.value)
+
+
+def test_a_study_without_it_is_the_study_it_was():
+    assert "against" not in asked().identity()
+    assert asked(against="scope=layer").hash() != asked().hash()

@@ -449,6 +449,18 @@ def test_markdown_compares_ways_to_pad_sequences_of_many_lengths():
     assert "## By padding" not in markdown(study(records=records), Places())
 
 
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        pytest.param(1.23, "; 1.23x the speed of what you run today (layer mode=reduce-overhead)", id="beaten"),
+        pytest.param(1.0, "; it is what you run today (layer mode=reduce-overhead)", id="the same"),
+    ],
+)
+def test_what_the_user_runs_today_is_named(ratio, text):
+    today = SPEC.model_copy(update={"against": GRAPHS})
+    assert text in sentence(study(WIN.model_copy(update={"speedup_over_against": ratio}), spec=today))
+
+
 def test_ways_to_train_stand_side_by_side_where_they_are_compared():
     asked = SPEC.workload.model_copy(update={"parallel": Parallel.AUTO, "gpus_per_trial": 2, "global_batch": 8})
     ddp, zero, alone = (

@@ -69,14 +69,14 @@ def test_canonical_keeps_every_knob_in_the_tables_order():
             id="an engine compiles the whole model",
         ),
         pytest.param(
-            {"scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": True},
-            {"scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": False},
+            {"parallel": "zero2", "scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": True},
+            {"parallel": "zero2", "scope": "model", "deepspeed.compile": False, "deepspeed.deepcompile": False},
             True,
             id="DeepCompile is the engine's",
         ),
         pytest.param(
-            {"scope": "model", "deepspeed.compile": True},
-            {"scope": "model", "deepspeed.compile": False},
+            {"parallel": "zero2", "scope": "model", "deepspeed.compile": True},
+            {"parallel": "zero2", "scope": "model", "deepspeed.compile": False},
             False,
             id="an engine compiles in another way",
         ),

@@ -16,6 +16,8 @@ from autocompile.search import (
     next_step,
 )
 from autocompile.search.canonical import is_eager, known_to_fail
+from autocompile.search.finalists import lineup
+from autocompile.search.history import history_of
 from autocompile.space import load_space, parse_space
 from autocompile.spec import FULL_DEPTH, Grid, Paired, Role, Search, gradient_accumulation
 from tests.unit.search_cases import (
@@ -655,3 +657,12 @@ def test_a_config_is_never_started_twice_beside_itself(plan, n_started):
         assert step.config not in [r.config for r in records if r.state is State.RUNNING]
         records.append(running(number, step.config, role=step.role))
     assert len(records) == 1 + n_started
+
+
+def test_what_the_user_runs_today_is_a_baseline_whatever_the_space_holds():
+    today = config(scope="model", cache_size_limit=64, micro_batch=2)
+    study = spec(against=today)
+    assert next_step(study, facts(), [BASELINE], 0) == baseline(today)
+    assert next_step(study, facts(), [BASELINE, measured(1, today, 9000, role=Role.BASELINE)], 0) == search(LAYER)
+    beaten = [*KNOWN_GOOD, measured(7, today, 9000, role=Role.BASELINE)]
+    assert today in lineup(history_of(study, facts(), tuple(beaten)))

@@ -521,3 +521,28 @@ def test_best_config_of_a_provisional_verdict_expects_what_the_search_saw():
 
 def test_there_is_no_best_config_where_nothing_was_measured():
     assert best_config("mine", spec(), facts(), [failed(0, EAGER, FailureKind.HANG)]) is None
+
+
+TODAY = config(scope="model", micro_batch=2)
+
+
+@pytest.mark.parametrize(
+    ("records", "ratio"),
+    [
+        pytest.param(SEARCHED, None, id="not measured"),
+        pytest.param([*SEARCHED, measured(4, TODAY, 6000)], 2, id="by the search"),
+        pytest.param(
+            [
+                *[*SEARCHED, measured(4, TODAY, 6000)],
+                *confirmations(5, (LAYER, [12400.0] * 3), (EAGER, [8000.0] * 3), (TODAY, [3100.0] * 3)),
+            ],
+            4,
+            id="by confirmations of both",
+        ),
+        pytest.param([*SEARCHED, measured(4, TODAY, 20000)], 1, id="nothing beats it"),
+    ],
+)
+def test_the_winner_is_compared_with_what_the_user_runs_today(records, ratio):
+    found = verdict(spec(against=TODAY), facts(), records).speedup_over_against
+    assert found == (None if ratio is None else pytest.approx(ratio))
+    assert verdict(spec(), facts(), records).speedup_over_against is None

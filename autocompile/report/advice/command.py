@@ -58,6 +58,8 @@ def _workload_flags(workload: WorkloadSpec) -> Iterator[str]:
         if value == WorkloadSpec.model_fields[field].default:
             continue
         yield from [flag] if value is True else [flag, str(value)]
+    if workload.deepspeed_config:
+        yield from ("--deepspeed-config", "FILE")  # a study keeps what it said, and not its name
 
 
 def _fields(workload: WorkloadSpec) -> dict[str, KnobValue]:
