@@ -11,7 +11,6 @@ import yaml
 from autocompile.best_file import load
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, coerce, problem
-from autocompile.space import defaults
 from autocompile.spec import LoraSpec
 from autocompile.values import nearest
 
@@ -19,13 +18,15 @@ _SETTABLE = ("mask", *(f"lora.{name}" for name in LoraSpec.model_fields))
 
 
 def config_of(text: str, flag: str) -> dict[str, KnobValue]:
-    """The config of a best-config file, or KEY=VALUE words with commas between them over what eager training is."""
+    """The config of a best-config file, or KEY=VALUE words with commas between them."""
+    if not text:
+        raise UserError(f"{flag}: expected a best-config file or KEY=VALUE,..., found nothing")
     if Path(text).suffix in (".yaml", ".yml") or "=" not in text:
-        return {**defaults(), **load(text).config}
+        return dict(load(text).config)
     knobs, others = split_assignments(text.split(","), flag=flag)
     if others:
         raise UserError(f"{flag}: expected knobs of a config alone, found {next(iter(others))}")
-    return {**defaults(), **knobs}
+    return knobs
 
 
 def split_assignments(words: Sequence[str], *, flag: str = "--set") -> tuple[dict[str, KnobValue], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from autocompile.deepspeed_settings import idle_knobs, knobs_of, misfits, precis
 from autocompile.errors import UserError
 from autocompile.knob_table import KNOBS, KnobValue, family, idle
 from autocompile.lengths import Texts, parse_lengths
-from autocompile.space import Choices, load_space
+from autocompile.space import Choices, defaults, load_space
 from autocompile.spec import Budget, Method, Paired, Parallel, Precision, StudySpec, WorkloadSpec
 from autocompile.values import nearest, parse_duration, parse_percent, parse_tokens, parse_yaml, read_text, shown
 
@@ -124,7 +124,7 @@ def _from_flags(settings: Settings) -> dict[str, Any]:
         found["memory_headroom"] = parse_percent(settings.memory_headroom)
     if settings.seed is not None:
         found["seed"] = settings.seed
-    return {**found, "against": config_of(settings.against, "--against") if settings.against else None}
+    return {**found, "against": config_of(settings.against, "--against") if settings.against is not None else None}
 
 
 def _budget(settings: Settings, in_file: Budget) -> Budget:
@@ -179,10 +179,10 @@ def _validated(data: dict[str, Any], *, source: str, deepspeed_file: str | None 
         _check_lengths(spec.workload, spec.workload.lengths)
     elif "padding" in spec.pinned:
         raise UserError("padding: all sequences have one length; it needs --lengths")
-    _refuse_impossible_batches(spec)
+    _refuse_impossible_batch(spec.workload, spec.pinned)
     spec = _with_deepspeeds(spec, deepspeed_file or f"{source}: workload.deepspeed_config")
-    _refuse_idle_pins(spec)
-    return _with_ways_to_train(spec)
+    _refuse_idle(spec, spec.pinned)
+    return _with_today(_with_ways_to_train(spec))
 
 
 def _with_ways_to_train(spec: StudySpec) -> StudySpec:
@@ -207,26 +207,42 @@ def _check_lengths(workload: WorkloadSpec, lengths: str) -> None:
         raise UserError(f"--lengths {lengths}: needs --tokenizer HUB_ID|DIR, since {subject} has none")
 
 
-def _refuse_idle_pins(spec: StudySpec) -> None:
-    """What is pinned to another value than the default must mean something beside the other pins."""
-    asked = spec.workload.parallel
-    ways = spec.workload.legal_ways() if asked is Parallel.AUTO else (asked,)
-    for name, value in spec.pinned.items():
+def _refuse_idle(spec: StudySpec, asked: Mapping[str, KnobValue], prefix: str = "") -> None:
+    """What is asked for at another value than the default must mean something beside the rest that is."""
+    parallel = spec.workload.parallel
+    ways = spec.workload.legal_ways() if parallel is Parallel.AUTO else (parallel,)
+    departs = {name: value for name, value in asked.items() if value != KNOBS[name].default}
+    for name, value in departs.items():
         way = KNOBS[name].parallel
-        if way not in (None, *map(family, ways)) and value != KNOBS[name].default:
+        if way not in (None, *map(family, ways)):
             flags = " or ".join(one for one in Parallel if family(one) == way)
-            raise UserError(f"{name}={str(value).lower()}: means nothing without --parallel {flags}")
-    if "scope" not in spec.pinned:
+            raise UserError(f"{prefix}{name}={str(value).lower()}: means nothing without --parallel {flags}")
+    if "scope" not in asked:
         return
     fixed = knobs_of(spec.workload.deepspeed_config or {})
-    for name in idle({**spec.pinned, **({} if asked is Parallel.AUTO else {"parallel": str(asked)})}):
-        of_some_way = asked is Parallel.AUTO and KNOBS[name].parallel is not None
-        if of_some_way or name in fixed or name not in spec.pinned:
+    for name in idle({**asked, **({} if parallel is Parallel.AUTO else {"parallel": str(parallel)})}):
+        of_some_way = parallel is Parallel.AUTO and KNOBS[name].parallel is not None
+        if of_some_way or name in fixed or name not in departs:
             continue
-        if spec.pinned[name] != KNOBS[name].default:
-            deciding = (other for other in _DECIDING if other in spec.pinned and other != name)
-            others = " ".join(f"{other}={spec.pinned[other]}" for other in deciding)
-            raise UserError(f"{name}={str(spec.pinned[name]).lower()}: means nothing with {others}")
+        deciding = (other for other in _DECIDING if other in asked and other != name)
+        others = " ".join(f"{other}={asked[other]}" for other in deciding)
+        raise UserError(f"{prefix}{name}={str(departs[name]).lower()}: means nothing with {others}")
+
+
+def _with_today(spec: StudySpec) -> StudySpec:
+    """What the user runs today, as a whole config that this workload can be trained with."""
+    if spec.against is None:
+        return spec
+    parallel, today = spec.workload.parallel, {**defaults(), **spec.against}
+    ways = spec.workload.legal_ways() if parallel is Parallel.AUTO else (parallel,)
+    if spec.against.get("parallel", ways[0]) not in ways:
+        raise UserError(f"--against parallel={today['parallel']}: expected {' or '.join(ways)}, as in --parallel")
+    today["parallel"] = str(spec.against.get("parallel", ways[0]))
+    _refuse_idle(spec, today, "--against ")
+    if spec.workload.lengths is None and today["padding"] != KNOBS["padding"].default:
+        raise UserError(f"--against padding={today['padding']}: all sequences have one length; it needs --lengths")
+    _refuse_impossible_batch(spec.workload, today, "--against ")
+    return spec.model_copy(update={"against": today})
 
 
 def _with_deepspeeds(spec: StudySpec, file: str) -> StudySpec:
@@ -255,13 +271,13 @@ def _refuse_idle_deepspeed(spec: StudySpec) -> None:
             raise UserError(complaint)
 
 
-def _refuse_impossible_batches(spec: StudySpec) -> None:
-    """What is pinned must leave something to measure."""
-    global_batch, micro_batch = spec.workload.global_batch, spec.pinned.get("micro_batch")
-    ranks = spec.workload.gpus_per_trial
+def _refuse_impossible_batch(workload: WorkloadSpec, asked: Mapping[str, KnobValue], prefix: str = "") -> None:
+    """What is asked for must leave something to measure."""
+    global_batch, micro_batch = workload.global_batch, asked.get("micro_batch")
+    ranks = workload.n_ranks(asked) if "parallel" in asked else workload.gpus_per_trial
     if global_batch is not None and isinstance(micro_batch, int) and global_batch % (micro_batch * ranks):
         each = f" on each of {ranks} GPUs" if ranks > 1 else ""
-        raise UserError(f"micro_batch={micro_batch}{each} does not divide the global batch of {global_batch}")
+        raise UserError(f"{prefix}micro_batch={micro_batch}{each} does not divide the global batch of {global_batch}")
 
 
 def _complaints(error: ValidationError, source: str) -> Iterator[str]:
@@ -285,13 +301,12 @@ def _flag(where: str) -> str:
 
 
 def _knob_values(spec: StudySpec) -> Iterator[tuple[str, str, KnobValue]]:
-    for name, value in spec.pinned.items():
-        yield "pinned", name, value
+    configs = spec.plan.configs if isinstance(spec.plan, Paired) else ()
+    given = {"pinned": spec.pinned, "against": spec.against or {}}
+    for where, knobs in {**given, **{f"plan.configs.{index}": one for index, one in enumerate(configs)}}.items():
+        for name, value in knobs.items():
+            yield where, name, value
     for name, blocks in spec.space.parameters.items():
         for block in blocks:
             for value in (*block.values(), block.default):
                 yield "space.parameters", name, value
-    if isinstance(spec.plan, Paired):
-        for index, config in enumerate(spec.plan.configs):
-            for name, value in config.items():
-                yield f"plan.configs.{index}", name, value

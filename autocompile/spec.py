@@ -244,8 +244,9 @@ class StudySpec(Value):
         """What makes this study another than one of the same name, as plain JSON."""
         elsewhere = {"budget", "planned_tokens", "planned_steps", "cache_root", "cache_bytes"}
         found = self.model_dump(mode="json", exclude=elsewhere)
-        if self.against is None:  # as before there was such a field
-            del found["against"]
+        for part, name in ((found, "against"), (found["workload"], "deepspeed_config")):
+            if part[name] is None:  # as before there was such a field
+                del part[name]
         return found
 
     def hash(self) -> str:

@@ -195,11 +195,13 @@ class _Entry:
 @remembered(4)
 def _entries(spec: StudySpec, facts: Facts) -> PerRecord[_Entry]:
     space, steady = by_key(spec, facts), spec.planned_tokens is None and spec.planned_steps is None
+    today = key(spec.against) if spec.against else None
 
     def entry(record: TrialRecord) -> _Entry:
-        """Plain whole-model compile is for comparison only where the space does not hold it."""
+        """Plain whole-model compile is for comparison only where the space does not hold it. What the user runs today
+        may win wherever it lies: then it is to be kept."""
         name, measurement = key(record.config), record.measurement
-        given = isinstance(spec.plan, Paired) or is_eager(record.config) or name in space
+        given = isinstance(spec.plan, Paired) or is_eager(record.config) or name in space or name == today
         counts = given and usable(spec, facts, record)
         return _Entry(
             record=record,

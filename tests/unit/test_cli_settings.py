@@ -331,6 +331,10 @@ def test_what_the_user_runs_today_is_a_file_or_words(tmp_path):
     ("text", "complaint"),
     [
         pytest.param("scope=layers", "--against scope: expected one of none, model", id="no such scope"),
+        pytest.param("scope=none,mode=max-autotune", "--against mode=max-autotune: means nothing", id="idle"),
+        pytest.param("padding=packed", "--against padding=packed: all sequences have one length", id="no lengths"),
+        pytest.param("parallel=ddp", "--against parallel=ddp: expected none", id="a way without its GPUs"),
+        pytest.param("", "best-config", id="nothing"),
         pytest.param("lora.r=8", "--against: expected knobs of a config alone, found lora", id="of the workload"),
         pytest.param("mine.yaml", "mine.yaml", id="no such file"),
     ],
@@ -344,3 +348,11 @@ def test_what_nobody_can_run_today_is_refused(text, complaint):
 def test_a_study_without_it_is_the_study_it_was():
     assert "against" not in asked().identity()
     assert asked(against="scope=layer").hash() != asked().hash()
+
+
+def test_what_the_user_runs_today_trains_the_study_s_batch_in_its_way():
+    ranks = {"parallel": "ddp", "gpus_per_trial": 2}
+    found = asked(**ranks, global_batch=8, against="scope=model,micro_batch=2,ddp.bucket_cap_mb=50").against
+    assert (found["parallel"], found["ddp.bucket_cap_mb"]) == ("ddp", 50)
+    with pytest.raises(UserError, match="--against micro_batch=8 on each of 2 GPUs does not divide"):
+        asked(**ranks, global_batch=8, against="micro_batch=8")

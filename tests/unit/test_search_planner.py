@@ -14,8 +14,9 @@ from autocompile.search import (
     candidates,
     compile_deadline,
     next_step,
+    verdict,
 )
-from autocompile.search.canonical import is_eager, known_to_fail
+from autocompile.search.canonical import is_eager, key, known_to_fail
 from autocompile.search.finalists import lineup
 from autocompile.search.history import history_of
 from autocompile.space import load_space, parse_space
@@ -657,6 +658,32 @@ def test_a_config_is_never_started_twice_beside_itself(plan, n_started):
         assert step.config not in [r.config for r in records if r.state is State.RUNNING]
         records.append(running(number, step.config, role=step.role))
     assert len(records) == 1 + n_started
+
+
+@pytest.mark.parametrize(
+    ("today", "speed"),
+    [
+        pytest.param(config(scope="model", cache_size_limit=64), 9000, id="compiled, slower"),
+        pytest.param(config(scope="model", cache_size_limit=64), 20000, id="compiled, the fastest"),
+        pytest.param(config(sdpa="math"), 7000, id="eager, slower"),
+        pytest.param(config(sdpa="math"), 30000, id="eager, the fastest"),
+    ],
+)
+def test_what_the_user_runs_today_is_confirmed_once_a_block_and_compared(today, speed):
+    """Whatever the space holds; where nothing beats it, it is kept."""
+    study = spec(space=SMALL_SPACE, against=today, seconds=4000)
+    speeds = {key(EAGER): 8000, key(today): speed}
+    records = []
+    while isinstance(step := next_step(study, facts(), records, 25.0 * len(records)), Measure):
+        own = speeds.get(key(step.config), 12000 if step.config["scope"] == "layer" else 8000)
+        records.append(measured(len(records), step.config, own, role=step.role, seconds=25.0))
+    found = verdict(study, facts(), records)
+    confirmed_runs = [key(r.config) for r in records if r.role is Role.CONFIRM]
+    counts = [confirmed_runs.count(name) for name in dict.fromkeys(confirmed_runs)]
+    assert max(counts) - min(counts) <= 1
+    best = max(12000, speed)
+    assert found.speedup_over_against == pytest.approx(best / speed, rel=0.01)
+    assert (found.config == today) is (speed > 12000)
 
 
 def test_what_the_user_runs_today_is_a_baseline_whatever_the_space_holds():
