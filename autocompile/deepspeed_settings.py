@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +39,49 @@ def read_deepspeed_file(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{path}: expected a JSON object, found {shown(found)}")
     return found
+
+
+def engine_config(
+    user: DeepSpeedConfig,
+    knobs: DeepSpeedConfig,
+    *,
+    stage: int,
+    precision: str,
+    n_micro_batches: int,
+) -> DeepSpeedConfig:
+    """What deepspeed.initialize is given: the user's fixed part, the knobs in their sections, and what the study
+    decides. With bf16 weights DeepSpeed keeps fp32 ones for the optimizer, as under Trainer."""
+    ours = {
+        "train_micro_batch_size_per_gpu": 1,  # only its product with the others is used, for its log
+        "gradient_accumulation_steps": n_micro_batches,
+        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": precision == "bf16"},
+        # else its engine switches off the autocast around it
+        "torch_autocast": {"enabled": precision == "bf16-mixed", "dtype": "bfloat16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    return _merged(_merged(fixed_part(user), knobs), ours)
+
+
+def in_sections(knobs: Mapping[str, KnobValue]) -> dict[str, Any]:
+    """The knobs that depart from DeepSpeed's own values, where they stand in its JSON."""
+    found: dict[str, Any] = {}
+    for name, value in knobs.items():
+        if value != KNOBS[name].default:
+            section, key = PLACES[name]
+            found[section] = {**found.get(section, {}), key: value}
+    return found
+
+
+def _merged(settings: DeepSpeedConfig, others: DeepSpeedConfig) -> dict[str, Any]:
+    """Both, section by section; where they differ ``others`` count."""
+    both = {
+        name: _merged(settings[name], value) if isinstance(value, Mapping) else value
+        for name, value in others.items()
+        if name in settings
+    }
+    return {**settings, **others, **both}
 
 
 def fixed_part(config: DeepSpeedConfig) -> dict[str, Any]:
@@ -76,15 +120,23 @@ def misfits(config: DeepSpeedConfig, *, stage: int | None, precision: str | None
         if not isinstance(kept.get(name, {}), dict):
             yield f"{name}: expected an object, found {shown(kept[name])}"
             return
-    for name in _OTHER_WAYS:
-        if kept.get(name):
-            yield f"{name}: not covered; a trial is data parallel on one host, with the settings it is given"
+    yield from _strangers(kept)
     yield from _zero_misfits(kept.get("zero_optimization", {}), stage)
     yield from _precision_misfits(kept, precision)
     yield from _optimizer_misfits(kept.get("optimizer", {}))
     for name, value in knobs_of(kept).items():
         if wrong := problem(name, value):
             yield f"{'.'.join(PLACES[name])}: {wrong}"
+
+
+def _strangers(kept: DeepSpeedConfig) -> Iterator[str]:
+    """DeepSpeed itself ignores a section that it does not know."""
+    for name in kept:
+        if name not in _SECTIONS and (meant := get_close_matches(name, _SECTIONS, n=1, cutoff=0.85)):
+            yield f"{name}: DeepSpeed has no such section; did you mean {meant[0]}?"
+    for name in _OTHER_WAYS:
+        if kept.get(name):
+            yield f"{name}: not covered; a trial is data parallel on one host, with the settings it is given"
 
 
 def idle_knobs(

@@ -13,7 +13,6 @@ from autocompile.export.hf_trainer import hf_trainer
 from autocompile.export.llama_factory import llama_factory
 from autocompile.export.python import python
 from autocompile.export.trl import trl
-from autocompile.values import nearest
 
 __all__ = ["FORMATS", "Export", "Lossy", "exported", "fields", "lossy"]
 
@@ -32,5 +31,5 @@ FORMATS: dict[str, Format] = {
 def exported(best: BestConfig, to: str) -> Export:
     """Raises UserError for a format that there is none of."""
     if to not in FORMATS:
-        raise UserError(f"--to {to}: expected one of {', '.join(FORMATS)}; {nearest(to, FORMATS)}")
+        raise UserError(f"--to {to}: expected one of {', '.join(FORMATS)}")
     return FORMATS[to](best)

@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from autocompile.best_file import BestConfig
-from autocompile.deepspeed_settings import PLACES, fixed_part
+from autocompile.deepspeed_settings import PLACES, engine_config, in_sections
 from autocompile.export.fields import Export, carrying, fields
 from autocompile.knob_table import KNOBS
 
-SETTINGS = tuple(name for name in PLACES if not KNOBS[name].compiles)
-_CARRIED = ("micro_batch", "parallel", "gradient_accumulation", "world_size", "precision", *SETTINGS)
+_SETTINGS = tuple(name for name in PLACES if not KNOBS[name].compiles)
+_CARRIED = ("micro_batch", "parallel", "gradient_accumulation", "world_size", "precision", *_SETTINGS)
 
 
 def deepspeed(best: BestConfig) -> Export:
-    """The engine's own settings; what is compiled, and how, is the script's."""
+    """As the study's own engine was configured; what is compiled, and how, is the script's."""
     asked = fields(best)
     runs = carrying(asked, *_CARRIED)
-    why = {}
+    why = {"scope": "compile in your script, before deepspeed.initialize"} if asked["scope"] != "none" else {}
     if not str(asked["parallel"]).startswith("zero"):
         runs["parallel"] = "zero0"
         why["parallel"] = "DeepSpeed's engine does this itself; stage 0 shards nothing"
+    if asked["precision"] == "fp16-mixed":
+        runs["precision"] = "fp32"
+        why["precision"] = "DeepSpeed's own fp16 scales in another way than torch's"
+    config = engine_config(
+        best.workload.spec.deepspeed_config or {},
+        in_sections({name: asked[name] for name in _SETTINGS if name in asked}),
+        stage=int(str(runs["parallel"])[-1]),
+        precision=str(asked["precision"]),
+        n_micro_batches=best.workload.gradient_accumulation,
+    )
+    user = best.workload.spec.deepspeed_config or {}
+    theirs: dict[str, object] = {
+        name: user[name] for name in ("optimizer", "scheduler") if name in user
+    }  # the study had its own
+    config = {**theirs, **config, "train_micro_batch_size_per_gpu": asked["micro_batch"]}
     start = f"deepspeed --num_gpus {asked['world_size']} train.py --deepspeed_config FILE"
-    return Export(text=json.dumps(config(best), indent=2) + "\n", runs=runs, why=why, start=start)
-
-
-def config(best: BestConfig) -> dict[str, Any]:
-    """As the study's own engine was configured, over what the user's file fixed."""
-    asked = fields(best)
-    way = str(asked["parallel"])
-    found = {
-        **fixed_part(best.workload.spec.deepspeed_config or {}),
-        "train_micro_batch_size_per_gpu": asked["micro_batch"],
-        "gradient_accumulation_steps": asked["gradient_accumulation"],
-        "bf16": {"enabled": asked["precision"] == "bf16"},
-        "fp16": {"enabled": asked["precision"] == "fp16-mixed"},
-        "torch_autocast": {"enabled": asked["precision"] == "bf16-mixed", "dtype": "bfloat16"},
-        "zero_allow_untested_optimizer": True,
-    }
-    found["zero_optimization"] = {
-        **found.get("zero_optimization", {}),
-        "stage": int(way[-1]) if way[:4] == "zero" else 0,
-    }
-    for name in SETTINGS:
-        if asked.get(name, KNOBS[name].default) != KNOBS[name].default:
-            section, key = PLACES[name]
-            found[section] = {**found.get(section, {}), key: asked[name]}
-    return found
+    return Export(text=json.dumps(config, indent=2) + "\n", runs=runs, suffix=".json", why=why, start=start)

@@ -12,5 +12,6 @@ def env(best: BestConfig) -> Export:
     asked = fields(best)
     compiled = dynamo(asked)
     text = "".join(f"export {name}={value}\n" for name, value in compiled.environment.items())
-    runs = {**carrying(asked), **compiled.runs, "parallel": None}
-    return Export(text=text or "# nothing is compiled\n", runs=runs, why=compiled.why)
+    ranks = {name: None for name in asked if "." in name or name == "parallel"}
+    runs = {**carrying(asked), **compiled.runs, **ranks}
+    return Export(text=text or "# nothing is compiled\n", runs=runs, suffix=".env", why=compiled.why)

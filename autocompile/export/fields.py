@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from autocompile.best_file import BestConfig
-from autocompile.knob_table import KNOBS, KnobValue, idle
+from autocompile.knob_table import KNOBS, KnobValue, family, idle
 
 Fields: TypeAlias = Mapping[str, KnobValue | None]  # None: the file leaves it to whoever uses it
 
@@ -21,9 +21,11 @@ class Export:
 
     text: str
     runs: Fields
+    suffix: str = ".yaml"  # which readers of such files go by
     environment: Mapping[str, str] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
     start: str | None = None
+    about: str | None = None  # how the file is used
 
 
 Format: TypeAlias = Callable[[BestConfig], Export]
@@ -44,7 +46,12 @@ def fields(best: BestConfig) -> dict[str, KnobValue]:
     config = {**{name: knob.default for name, knob in KNOBS.items()}, **best.config, "parallel": best.made_for.parallel}
     idle_knobs = [name for name in idle(config) if KNOBS[name].parallel]
     lora = best.workload.spec.lora
-    adapters = {"lora.r": lora.r, "lora.alpha": lora.alpha, "lora.dropout": lora.dropout}
+    adapters: dict[str, KnobValue] = {
+        "lora.r": lora.r,
+        "lora.alpha": lora.alpha,
+        "lora.dropout": lora.dropout,
+        "lora.targets": "all-linear",
+    }
     return {
         **{name: value for name, value in config.items() if name not in idle_knobs},
         "world_size": best.made_for.world_size,
@@ -66,6 +73,18 @@ def lossy(best: BestConfig, exported: Export) -> list[Lossy]:
 
 
 _OF_A_SCRIPT = ("optimizer", "micro_batch", "padding", "gradient_checkpointing")  # which has to choose, whatever it is
+
+
+def ranks_left(asked: Mapping[str, KnobValue]) -> tuple[dict[str, KnobValue | None], dict[str, str]]:
+    """What of `parallel` is the script's in a trainer on Accelerate, and why. DDP takes nothing but a launcher."""
+    way = str(asked["parallel"])
+    if way == "none":
+        return {}, {}
+    if way == "ddp":
+        return {}, {"parallel": "Accelerate compiles the wrapped model, where the study wrapped the compiled one"}
+    own = [name for name in asked if name.startswith(f"{family(way)}.")]
+    how = "name the file of --to deepspeed in it" if family(way) == "deepspeed" else "as its documentation has it"
+    return dict.fromkeys(["parallel", *own]), {"parallel": f"set it up in your own file: {how}"}
 
 
 def carrying(asked: Mapping[str, KnobValue], *names: str) -> dict[str, KnobValue | None]:

@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autocompile.best_file import BestConfig
+from autocompile.export.adapters import adapters, told
 from autocompile.export.fields import Export, fields
-from autocompile.export.hf_trainer import arguments, of_trainer
-from autocompile.knob_table import KnobValue
+from autocompile.export.hf_trainer import arguments, of_trainer, precision
 
-_CARRIED = ("sequence_length", "method", "precision", "lora.r", "lora.alpha", "lora.dropout")
+_NAMES = {"lora.r": "lora_rank", "lora.alpha": "lora_alpha", "lora.dropout": "lora_dropout"}
+_FOUR_BITS = {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
 
 
 def llama_factory(best: BestConfig) -> Export:
-    """It checkpoints unless told otherwise, reentrant by default."""
+    """It checkpoints unless told otherwise, reentrant by default, and packs without keeping sequences apart."""
     asked = fields(best)
-    carried = [*_CARRIED]
-    if asked["padding"] == "packed":
-        carried.append("padding")
-    if asked["sdpa"] == "eager":
-        carried.append("sdpa")
-    theirs = {name: value for name, value in arguments(best).items() if not name.startswith("gradient_checkpointing")}
-    return of_trainer(best, {**theirs, **_own(asked)}, *carried, start="-m llamafactory.launcher train FILE")
-
-
-def _own(asked: dict[str, KnobValue]) -> dict[str, Any]:
-    found = {
-        "finetuning_type": "full" if asked["method"] == "full" else "lora",
-        "cutoff_len": asked["sequence_length"],
-        "packing": asked["padding"] == "packed",
+    eager = asked["sdpa"] == "eager"
+    keys = {
+        **arguments(best),
+        **precision(asked),
         "pure_bf16": asked["precision"] == "bf16",
-        "flash_attn": "disabled" if asked["sdpa"] == "eager" else "sdpa",
         "disable_gradient_checkpointing": not asked["gradient_checkpointing"],
         "use_reentrant_gc": False,
+        "cutoff_len": asked["sequence_length"],
+        "flash_attn": "disabled" if eager else "sdpa",
+        "finetuning_type": "full" if asked["method"] == "full" else "lora",
+        **adapters(asked, _NAMES, lora_target="all"),
+        **(_FOUR_BITS if asked["method"] == "qlora" else {}),
     }
-    if asked["method"] == "full":
-        return found
-    adapters = {
-        "lora_rank": asked["lora.r"],
-        "lora_alpha": asked["lora.alpha"],
-        "lora_dropout": asked["lora.dropout"],
-        "lora_target": "all",
-    }
-    four_bits = {"quantization_bit": 4, "quantization_type": "nf4", "double_quantization": True}
-    return {**found, **adapters, **(four_bits if asked["method"] == "qlora" else {})}
+    runs = {**told(asked), "sdpa": "eager" if eager else "auto"}
+    world = asked["world_size"]
+    ranks = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={world}" if world != 1 else "CUDA_VISIBLE_DEVICES=0"
+    return of_trainer(best, keys, runs=runs, why={}, start=f"{ranks} llamafactory-cli train FILE")

@@ -48,7 +48,7 @@ def python(best: BestConfig) -> Export:
     if asked["dynamic"] == "marked":
         runs["dynamic"] = "auto"
         why["dynamic"] = "call torch._dynamo.mark_dynamic(tensor, dimension) on what a compiled module is called with"
-    return Export(text="\n".join(_lines(runs)), runs=runs, why=why)
+    return Export(text="\n".join(_lines(runs)), runs=runs, suffix=".py", why=why, about=_ABOUT)
 
 
 def _lines(runs: Mapping[str, KnobValue]) -> Iterator[str]:
@@ -69,6 +69,7 @@ def _lines(runs: Mapping[str, KnobValue]) -> Iterator[str]:
     yield ""
 
 
+_ABOUT = "from it import configure and optimizer; the constants are for your script"
 _FAMILIES = ("lora", "ddp", "fsdp", "deepspeed")
 
 

@@ -2,60 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from autocompile.best_file import BestConfig
+from autocompile.export.adapters import adapters, attention, told
 from autocompile.export.fields import Export, fields
-from autocompile.export.hf_trainer import arguments, of_trainer
+from autocompile.export.hf_trainer import arguments, checkpointing, launcher, of_trainer, precision
 from autocompile.knob_table import KnobValue
 
-_ATTENTION = {"eager": "eager", "flex": "flex_attention"}
-_CARRIED = ("sequence_length", "method", "precision", "lora.r", "lora.alpha", "lora.dropout")
+_NAMES = {"lora.r": "lora_r", "lora.alpha": "lora_alpha", "lora.dropout": "lora_dropout"}
+_FOUR_BITS = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
 
 
 def trl(best: BestConfig) -> Export:
-    """The parser sets ``env`` after torch was imported, which is too late for what inductor reads."""
+    """Packing is lost: what it puts into one row, flash attention alone keeps apart there.
+
+    The parser sets ``env`` after torch was imported, which is too late for what inductor reads.
+    """
     asked = fields(best)
-    carried = [*_CARRIED]
-    if asked["padding"] == "packed":
-        carried.append("padding")
-    if asked["sdpa"] in _ATTENTION:
-        carried.append("sdpa")
-    keys = {**arguments(best), **_sft(asked), **_model(asked)}
-    found = of_trainer(best, keys, *carried, start="-m trl.scripts.sft --config FILE")
+    implementation, of_attention = attention(asked)
+    why = {"precision": "TRL casts the adapters of a 4-bit model to bf16"} if asked["method"] == "qlora" else {}
+    keys = {
+        **arguments(best),
+        **precision(asked),
+        "gradient_checkpointing": False,  # TRL's own default is true
+        **checkpointing(asked),
+        "max_length": asked["sequence_length"],
+        "dtype": _dtype(asked),
+        "attn_implementation": implementation,
+        **adapters(asked, _NAMES, use_peft=True, lora_target_modules="all-linear"),
+        **(_FOUR_BITS if asked["method"] == "qlora" else {}),
+    }
+    runs = {**told(asked), **of_attention}
+    start = f"{launcher(asked)} -m trl.scripts.sft --config FILE"
+    found = of_trainer(best, keys, runs=runs, why=why, start=start)
+    return _with_environment(found, keys)
+
+
+def _dtype(asked: Mapping[str, KnobValue]) -> str:
+    """Of the weights: what is frozen is in the dtype of the arithmetic, what autocast trains in fp32."""
+    if asked["precision"] == "fp32" or (asked["method"] == "full" and asked["precision"] != "bf16"):
+        return "float32"
+    return "float16" if asked["precision"] == "fp16-mixed" else "bfloat16"
+
+
+def _with_environment(found: Export, keys: Mapping[str, Any]) -> Export:
     inside = {name: value for name, value in found.environment.items() if not name.startswith("TORCHINDUCTOR_")}
     outside = {name: value for name, value in found.environment.items() if name not in inside}
     text = yaml.safe_dump({**keys, **({"env": inside} if inside else {})}, sort_keys=False)
     return replace(found, text=text, environment=outside)
-
-
-def _sft(asked: dict[str, KnobValue]) -> dict[str, Any]:
-    """TRL's own defaults checkpoint, and train in bf16."""
-    checkpoints = bool(asked["gradient_checkpointing"])
-    return {
-        "gradient_checkpointing": checkpoints,
-        "max_length": asked["sequence_length"],
-        "packing": asked["padding"] == "packed",
-    }
-
-
-def _model(asked: dict[str, KnobValue]) -> dict[str, Any]:
-    half = asked["precision"] == "bf16" or (asked["method"] != "full" and asked["precision"] != "fp32")
-    found = {
-        "dtype": "bfloat16" if half else "float32",
-        "attn_implementation": _ATTENTION.get(str(asked["sdpa"]), "sdpa"),
-    }
-    if asked["method"] == "full":
-        return found
-    adapters = {
-        "use_peft": True,
-        "lora_r": asked["lora.r"],
-        "lora_alpha": asked["lora.alpha"],
-        "lora_dropout": asked["lora.dropout"],
-        "lora_target_modules": "all-linear",
-    }
-    four_bits = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
-    return {**found, **adapters, **(four_bits if asked["method"] == "qlora" else {})}

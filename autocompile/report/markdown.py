@@ -8,7 +8,7 @@ from autocompile.knob_table import KnobValue
 from autocompile.records import Measurement, Result, State, Telemetry, TrialRecord
 from autocompile.report.document import Places, scrub
 from autocompile.report.explain import notes
-from autocompile.report.sentence import interval, reference, sentence
+from autocompile.report.sentence import interval, is_undecided, reference, sentence
 from autocompile.report.strategies import Strategy, strategies
 from autocompile.report.study import Row, Study, best_rows, measured
 from autocompile.report.words import duration, gib, outcome, rate, short, tokens, word, workload
@@ -171,7 +171,8 @@ def _use(study: Study) -> list[str]:
     if study.verdict.result is not Result.WIN:
         text = "`best.yaml` beside this file holds the config that the others were compared with:"
         if reference(study) is None:
-            text = "Leave compile off. `best.yaml` beside this file holds the best eager config:"
+            text = "`best.yaml` beside this file holds the best eager config:"
+            text = text if is_undecided(study) else f"Leave compile off. {text}"
     return [text, f"`{knobs}`", _CODE]
 
 

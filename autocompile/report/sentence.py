@@ -47,9 +47,11 @@ def sentence(study: Study) -> str:
 def _today(study: Study) -> list[str]:
     """What the user runs now, where the study was asked to beat it."""
     today, ratio = study.spec.against, study.verdict.speedup_over_against
-    if today is None or ratio is None:
+    if today is None:
         return []
     name = f"what you run today ({short(today)})"
+    if ratio is None:
+        return [f"{name} could not be compared"]
     return [f"it is {name}" if ratio == 1.0 else f"{ratio:.2f}x the speed of {name}"]
 
 
@@ -139,14 +141,23 @@ def _none_ran(study: Study) -> bool:
     return bool(tried) and all(record.measurement is None for record in tried)
 
 
+def is_undecided(study: Study) -> bool:
+    """A tie in name alone: nothing compiled was compared with eager, or the interval says nothing of use."""
+    verdict = study.verdict
+    low, high = verdict.speedup_low, verdict.speedup_high
+    if verdict.result is not Result.TIE or reference(study) is not None:
+        return False
+    unknown = verdict.speedup_vs_best_eager is None
+    return unknown or bool(verdict.confirmed and low and high and high > UNDECIDED_RATIO * low)
+
+
 def _tie(study: Study) -> str:
     verdict = study.verdict
     if _none_ran(study):
         return "no compiled config ran through, so nothing is known of compile here"
     if verdict.speedup_vs_best_eager is None:
-        return "no compiled config could be compared with eager, so leave compile off"
-    low, high = verdict.speedup_low, verdict.speedup_high
-    if verdict.confirmed and low is not None and high is not None and high > UNDECIDED_RATIO * low:
+        return "no compiled config could be compared with eager, so nothing is known of compile here"
+    if is_undecided(study):
         return (
             f"undecided: the best compiled config had {_ratio(verdict)} eager's speed, but runs differed too much to "
             "tell; measure again, longer or on a quieter machine"

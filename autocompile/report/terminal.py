@@ -31,10 +31,11 @@ def summary(study: Study) -> RenderableType:
 
 
 def failures(study: Study) -> list[str]:
-    """One line for each kind of failure, with the first message of its kind."""
+    """One line for each kind of failure, with the first message of its kind, but of configs that were measured too."""
+    known = [record.config for record in study.records if record.measurement is not None]
     first: dict[str, tuple[int, str]] = {}
     for record in study.records:
-        if record.failure is not None:
+        if record.failure is not None and record.config not in known:
             count, line = first.get(record.failure.kind, (0, f"{short(record.config)}: {failure_line(record.failure)}"))
             first[record.failure.kind] = (count + 1, line)
     return [f"{count} x {line}" if count > 1 else line for count, line in first.values()]

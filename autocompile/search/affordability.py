@@ -53,6 +53,10 @@ class Means:
             return self.left > self.history.costs.at_least.get(key(config), 0.0)
         return slice_seconds(self.history.costs, config) + self.reserve_seconds(config, owed=owed) <= self.left
 
+    def ends_in_time(self, config: Config) -> bool:
+        """With nothing kept for confirmations."""
+        return slice_seconds(self.history.costs, config) + _SLACK_SECONDS <= self.left
+
     def fits_with_eager(self, config: Config) -> bool:
         """Whether also the same training without compile fits, which its speed would have to be compared with."""
         plain = without_compile(config)

@@ -31,9 +31,10 @@ def lineup(history: History) -> list[Config]:
         return [canonical(config) for config in plan.configs if not history.spoiled(key(config))]
     best = [score.config for score in finalists(history)]
     eager = [score.config for score in history.searched if score.eager][:1]
-    turns = [*best[:1], *eager]
+    today = [history.spec.against] if history.spec.against else []
+    turns = [*best[:1], *eager, *today]
     for config in best:
-        turns += [config, without_compile(config), *([history.spec.against] if history.spec.against else [])]
+        turns += [config, without_compile(config)]
     distinct = _distinct(turns)
     able = [config for config in distinct if not history.spoiled(key(config)) and _may_run(history, config)]
     return able if len(able) > 1 else []

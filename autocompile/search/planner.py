@@ -78,7 +78,7 @@ def compile_deadline(
 def _phases(plan: Plan) -> tuple[Callable[[Means], Step | None], ...]:
     match plan:
         case Search():
-            return _repeat, _baseline, _known_good, _plain_compile, _search, _confirm, _sustain
+            return _repeat, _baseline, _known_good, _plain_compile, _search, _confirm, _sustain, _rest
         case Grid():
             return _repeat, _grid
         case Paired():
@@ -198,6 +198,17 @@ def _sustain(means: Means) -> Step | None:
     over = is_over(history.sustained.get(key(found.config), []))
     fits = means.sustained_seconds(found.config) <= means.left
     return Measure(found.config, Role.PROBE, FULL_DEPTH) if fits and not over else None
+
+
+def _rest(means: Means) -> Step | None:
+    """Where the time left holds no confirmation, at least what the verdict owes."""
+    history = means.history
+    if history.confirmations or not _trials_left(history):
+        return None
+    for config in owed(history):
+        if known_to_fail(config) is None and is_open(history, config) and means.ends_in_time(config):
+            return _measure(history, config)
+    return None
 
 
 def _grid(means: Means) -> Step | None:

@@ -43,8 +43,8 @@ def is_settled(history: History) -> bool:
 
 
 def _joins(means: Means, members: Sequence[Config]) -> Config | None:
-    """Who comes next in the first block: the pair without which there is no verdict, then whom the time allows
-    beside the winner's sustained minute.
+    """Who comes next in the first block: the pair without which there is no verdict, what the user runs today, then
+    whom the time allows beside the winner's sustained minute.
 
     Later only who takes the place of one of the pair that failed. A paired plan hears all its configs once.
     """
@@ -57,7 +57,8 @@ def _joins(means: Means, members: Sequence[Config]) -> Config | None:
         return waiting[0] if means.affords(waiting[:1]) else None
     together = [*members, *waiting][: max(_PAIR, len(members) + 1)]
     more = len(members) >= _PAIR
-    rounds = LEAST_ROUNDS if more else FEWEST_BLOCKS - 1
+    today = history.spec.against is not None and key(waiting[0]) == key(history.spec.against)
+    rounds = LEAST_ROUNDS if more and not today else FEWEST_BLOCKS - 1
     coming = [*together[len(members) :], *(rounds * together)]
     return waiting[0] if means.affords(coming, keep_sustained=more) else None
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from autocompile.deepspeed_settings import fixed_part
+from autocompile.deepspeed_settings import engine_config
 from autocompile.knobs import Setup
 from autocompile.knobs.scope import count_and_name
-from autocompile.spec import Parallel, Precision
+from autocompile.spec import Parallel
 from autocompile.workloads.job import Job, MachineFault, WorkloadError, trainable
 from autocompile.workloads.parallel import EngineStep, Wrapped
 from autocompile.workloads.training import AccumulatedStep
@@ -34,8 +33,12 @@ def zero(job: Job, setup: Setup, *, n_micro_batches: int) -> Wrapped:
     engine, made, *_ = deepspeed.initialize(
         model=job.model,
         optimizer=job.optimizer(trainable(job.model)),
-        config=functools.reduce(
-            merged, [fixed_part(setup.deepspeed_config), setup.wrapper, _config(job, parallel, n_micro_batches)]
+        config=engine_config(
+            setup.deepspeed_config,
+            setup.wrapper,
+            stage=int(setup.parallel[-1]),
+            precision=str(job.precision),
+            n_micro_batches=n_micro_batches,
         ),
         dist_init_required=False,
     )
@@ -63,27 +66,3 @@ def _use_gloo_alone() -> None:
 def _compile(engine: Any, setup: Setup) -> None:
     options = dict(setup.options)
     engine.compile(backend=options.pop("backend", "inductor"), compile_kwargs=options)
-
-
-def merged(settings: Mapping[str, Any], others: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Both, section by section; where they differ ``others`` count."""
-    both = {
-        name: merged(settings[name], value) if isinstance(value, Mapping) else value
-        for name, value in others.items()
-        if name in settings
-    }
-    return {**settings, **others, **both}
-
-
-def _config(job: Job, parallel: Parallel, n_micro_batches: int) -> Mapping[str, Any]:
-    """As Trainer with DeepSpeed fills it in: with bf16 weights it keeps fp32 ones for the optimizer."""
-    return {
-        "train_micro_batch_size_per_gpu": 1,  # only its product with the others is used, for its log
-        "gradient_accumulation_steps": n_micro_batches,
-        "zero_optimization": {"stage": parallel.zero_stage},
-        "bf16": {"enabled": job.precision is Precision.BF16},
-        # else its engine switches off the autocast around it
-        "torch_autocast": {"enabled": job.precision is Precision.BF16_MIXED, "dtype": "bfloat16"},
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.acceptance.test_commands import FOLDER, SPACE, STUDY, here, run, words  # noqa: F401  a fixture
+from tests.acceptance.test_commands import FOLDER, ROOT, SPACE, STUDY, here, run, words  # noqa: F401  a fixture
 
 
 def test_an_export_of_a_study_says_what_the_format_costs(here: Path) -> None:  # noqa: F811
@@ -40,8 +40,24 @@ def test_what_cannot_be_exported_is_one_line(here: Path) -> None:  # noqa: F811
         (("absent.yaml", "--to", "env"), "absent.yaml"),
         (("broken.yaml", "--to", "env"), "broken.yaml: study: Field required"),
         (("nobody", "--to", "env"), "there are no studies yet"),
+        ((str(ROOT / "studies" / "h200-llama2-7b-lora" / "best.yaml"), "--to", "trl"), "ends with .yaml"),
     ):
-        code, _, err = run(here, "export", *arguments, "-o", "out")
+        code, _, err = run(here, "export", *arguments, "-o", "out.env")
         assert (code, err.count("\n")) == (2, 1), err
         assert complaint in err
-        assert not (here / "out").exists()
+        assert not (here / "out.env").exists()
+
+
+def test_an_export_leaves_alone_what_others_wrote_and_nothing_stale(here: Path) -> None:  # noqa: F811
+    best = str(ROOT / "studies" / "h200-llama2-7b-lora-b4" / "best.yaml")
+    (here / "mine.yaml").write_text("model: mine\n")
+    code, _, err = run(here, "export", best, "--to", "hf-trainer", "-o", "mine.yaml")
+    assert code == 2 and "mine.yaml: exists, and is no export" in err
+    assert (here / "mine.yaml").read_text() == "model: mine\n"
+    code, _, err = run(here, "export", best, "--to", "hf-trainer", "-o", "new.yaml")
+    assert code == 0 and "MODE=reduce-overhead" in (here / "new.yaml.env").read_text(), err
+    eager = yaml.safe_load(Path(best).read_text())
+    eager["config"]["scope"] = "none"
+    (here / "eager.yaml").write_text(yaml.safe_dump(eager))
+    code, _, err = run(here, "export", "eager.yaml", "--to", "hf-trainer", "-o", "new.yaml")
+    assert code == 0 and "MODE" not in (here / "new.yaml.env").read_text(), err

@@ -26,18 +26,18 @@ from tests.unit.test_export import PRECISIONS, best
 
 # Of the schemas of Axolotl 0.19.0 and of the arguments of LLaMA-Factory 0.9.5, which bring pins of their own.
 AXOLOTL = {
-    *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "tf32", "bf16", "fp16", "bfloat16", "float32"),
+    *("micro_batch_size", "gradient_accumulation_steps", "optimizer", "tf32", "bf16", "fp16"),
     *("sequence_len", "sample_packing", "pad_to_sequence_len", "attn_implementation", "adapter", "load_in_4bit"),
     *("lora_r", "lora_alpha", "lora_dropout", "lora_target_linear", "gradient_checkpointing"),
-    *("gradient_checkpointing_kwargs", "ddp_bucket_cap_mb", "fsdp_config", "deepspeed"),
+    *("gradient_checkpointing_kwargs", "ddp_bucket_cap_mb"),
 }
 LLAMA_FACTORY = {
-    *("finetuning_type", "cutoff_len", "packing", "pure_bf16", "flash_attn", "disable_gradient_checkpointing"),
+    *("finetuning_type", "cutoff_len", "pure_bf16", "flash_attn", "disable_gradient_checkpointing"),
     *("use_reentrant_gc", "lora_rank", "lora_alpha", "lora_dropout", "lora_target"),
     *("quantization_bit", "quantization_type", "double_quantization"),
 }
 COMPILED = {"scope": "layer", "mode": "max-autotune-no-cudagraphs", "fullgraph": True, "gradient_checkpointing": True}
-WAYS = ("none", "ddp", "fsdp", "zero2")
+WAYS = ("none", "ddp", "fsdp")
 
 
 def on_a_cpu(**more: Any) -> BestConfig:
@@ -45,8 +45,9 @@ def on_a_cpu(**more: Any) -> BestConfig:
 
 
 def written(one: BestConfig, to: str, folder: Path) -> Path:
-    path = folder / f"train.{to}.yaml"
-    for where, text in documents(one, exported(one, to), path, []).items():
+    made = exported(one, to)
+    path = folder / f"train{made.suffix}"
+    for where, text in documents(one, made, path, []).items():
         where.write_text(text)
     return path
 
@@ -62,7 +63,7 @@ def test_transformers_reads_its_arguments(tmp_path: Path, precision: str, way: s
         (arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(str(path))
     assert (arguments.bf16, arguments.fp16) == (precision == "bf16-mixed", precision == "fp16-mixed")
     assert arguments.gradient_checkpointing and arguments.gradient_checkpointing_kwargs == {"use_reentrant": False}
-    assert bool(arguments.deepspeed) == (way == "zero2") and bool(arguments.fsdp) == (way == "fsdp")
+    assert arguments.ddp_bucket_cap_mb == (25 if way == "ddp" else None)
     assert not arguments.torch_compile
 
 
@@ -82,7 +83,7 @@ def test_accelerate_reads_its_file(tmp_path: Path, way: str) -> None:
 
     found = load_config_from_file(str(written(on_a_cpu(way=way, precision="bf16-mixed"), "accelerate", tmp_path)))
     assert found.dynamo_config["dynamo_mode"] == "max-autotune-no-cudagraphs"
-    assert (found.num_processes, found.mixed_precision) == (1 if way == "none" else 2, "bf16")
+    assert (found.num_processes, found.mixed_precision, found.use_cpu) == (1 if way == "none" else 2, "bf16", True)
 
 
 def test_deepspeed_reads_its_json(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autocompile.best_file import BestConfig, BestWorkload, Evidence, Expected, MadeFor
+from autocompile.best_file import BestConfig, BestWorkload, Evidence, Expected, MadeFor, load
 from autocompile.errors import UserError
 from autocompile.export import FORMATS, Export, exported, fields, lossy
 from autocompile.export.document import documents
@@ -98,11 +98,27 @@ def test_each_field_is_in_the_export_or_in_its_list_of_losses(to):
 @pytest.mark.parametrize("to", FORMATS)
 def test_what_is_lost_stands_in_the_files(to, tmp_path):
     one = best({"scope": "*.q_proj", "cache_size_limit": 64, "sdpa": "flash", "dynamic": "marked"})
-    found = documents(one, exported(one, to), tmp_path / "train", [])
+    made = exported(one, to)
+    found = documents(one, made, tmp_path / f"train{made.suffix}", [])
     text = "".join(found.values())
     for loss in lossy(one, exported(one, to)):
         assert re.search(rf"^#   {re.escape(loss.field)}=", text, re.M), loss
     assert {path.parent for path in found} == {tmp_path}
+
+
+def test_a_name_that_another_reader_would_take_is_refused(tmp_path):
+    one = best({})
+    with pytest.raises(UserError, match=r"expected a name that ends with \.json"):
+        documents(one, exported(one, "deepspeed"), tmp_path / "ds.yaml", [])
+
+
+@pytest.mark.parametrize("to", ["hf-trainer", "trl", "llama-factory", "axolotl"])
+@pytest.mark.parametrize("way", ["fsdp", "zero2"])
+def test_sharding_is_left_to_the_trainers_own_settings(to, way):
+    one = best({"scope": "layer"}, way=way, method="full")
+    left = {loss.field for loss in lossy(one, exported(one, to)) if loss.instead is None}
+    assert "parallel" in left
+    assert not {"fsdp", "fsdp_config", "deepspeed"} & set(yaml.safe_load(exported(one, to).text))
 
 
 def test_an_unknown_format_is_one_line():
@@ -140,11 +156,11 @@ def of_dynamo(environment):
 
 
 def of_deepspeed(data):
-    precision = "bf16" if data["bf16"]["enabled"] else "fp16-mixed" if data["fp16"]["enabled"] else "fp32"
     zero = data["zero_optimization"]
     settings = ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size")
+    mixed = data["torch_autocast"]["enabled"]
     return {
-        "precision": "bf16-mixed" if data["torch_autocast"]["enabled"] else precision,
+        "precision": "bf16-mixed" if mixed else "bf16" if data["bf16"]["enabled"] else "fp32",
         "parallel": f"zero{zero['stage']}",
         **{f"deepspeed.{name}": zero[name] for name in settings if name in zero},
     }
@@ -152,7 +168,7 @@ def of_deepspeed(data):
 
 def of_arguments(keys, *, batch="per_device_train_batch_size", optimizer="optim"):
     """Of transformers' TrainingArguments, under the names that some give them."""
-    way = "ddp" if "ddp_bucket_cap_mb" in keys else "fsdp" if "fsdp_config" in keys else "none"
+    way = "ddp" if "ddp_bucket_cap_mb" in keys else "none"
     precision = "bf16-mixed" if keys["bf16"] else "fp16-mixed" if keys["fp16"] else "fp32"
     found = {
         "micro_batch": keys[batch],
@@ -164,19 +180,12 @@ def of_arguments(keys, *, batch="per_device_train_batch_size", optimizer="optim"
         "padding": "longest",
         "parallel": way,
     }
-    if way == "ddp":
-        found["ddp.bucket_cap_mb"] = keys["ddp_bucket_cap_mb"]
-    if way == "fsdp":
-        found["fsdp.reshard_after_forward"] = keys["fsdp_config"]["reshard_after_forward"]
-    if "deepspeed" in keys:
-        engine = of_deepspeed(keys["deepspeed"])
-        found |= {name: value for name, value in engine.items() if name != "precision"}
-    return found
+    return {**found, **({"ddp.bucket_cap_mb": keys["ddp_bucket_cap_mb"]} if way == "ddp" else {})}
 
 
 def of_launch(made):
-    counted = re.search(r"--nproc_per_node (\d+)", made.start)
-    return {"world_size": int(counted[1]) if counted else 1}
+    counted = re.search(r"(--nproc_per_node |NPROC_PER_NODE=)(\d+)", made.start)
+    return {"world_size": int(counted[2]) if counted else 1}
 
 
 def hf_trainer(made: Export):
@@ -185,28 +194,18 @@ def hf_trainer(made: Export):
 
 def accelerate(made: Export):
     data = yaml.safe_load(made.text)
-    ways = {"NO": "none", "MULTI_GPU": "ddp", "FSDP": "fsdp"}
-    zero = f"zero{data['deepspeed_config']['zero_stage']}" if "deepspeed_config" in data else "-"
     found = {
-        "parallel": ways.get(data["distributed_type"], zero),
+        "parallel": {"NO": "none", "MULTI_GPU": "ddp", "MULTI_CPU": "ddp"}[data["distributed_type"]],
         "world_size": data["num_processes"],
         "precision": {"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}[data["mixed_precision"]],
     }
-    if "fsdp_config" in data:
-        found["fsdp.reshard_after_forward"] = data["fsdp_config"]["fsdp_reshard_after_forward"]
     if "dynamo_config" not in data:
         return {**found, "scope": "none"}
-    dynamo = data["dynamo_config"]
-    environment = {
-        **made.environment,
-        **{f"ACCELERATE_{name.upper()}": str(value) for name, value in dynamo.items() if not isinstance(value, bool)},
-        **{
-            f"ACCELERATE_{name.upper()}": str(value).lower()
-            for name, value in dynamo.items()
-            if isinstance(value, bool)
-        },
+    words = {
+        name: str(value).lower() if isinstance(value, bool) else value for name, value in data["dynamo_config"].items()
     }
-    return {**found, **of_dynamo(environment)}
+    environment = {f"ACCELERATE_{name.upper()}": value for name, value in words.items()}
+    return {**found, **of_dynamo({**made.environment, **environment})}
 
 
 def deepspeed(made: Export):
@@ -222,7 +221,10 @@ def deepspeed(made: Export):
 
 def of_adapters(keys, *, r, alpha, dropout, quantised):
     method = "full" if r not in keys else "qlora" if keys.get(quantised) else "lora"
-    adapters = {"lora.r": keys.get(r), "lora.alpha": keys.get(alpha), "lora.dropout": keys.get(dropout)}
+    everywhere = keys.get("lora_target_linear") or "all" in (keys.get("lora_target"), keys.get("lora_target_modules"))
+    targets = keys.get("lora_target_modules", "all-linear" if everywhere else None)
+    numbers = {"lora.r": keys.get(r), "lora.alpha": keys.get(alpha), "lora.dropout": keys.get(dropout)}
+    adapters = {**numbers, "lora.targets": targets}
     return {"method": method, **(adapters if method != "full" else {})}
 
 
@@ -235,7 +237,6 @@ def trl(made: Export):
         **of_dynamo({**keys.get("env", {}), **made.environment}),
         **of_launch(made),
         "sequence_length": keys["max_length"],
-        "padding": "packed" if keys["packing"] else "longest",
         "sdpa": {"sdpa": "auto", "flex_attention": "flex"}.get(
             keys["attn_implementation"], keys["attn_implementation"]
         ),
@@ -254,7 +255,6 @@ def llama_factory(made: Export):
         **of_dynamo(made.environment),
         **of_launch(made),
         "sequence_length": keys["cutoff_len"],
-        "padding": "packed" if keys["packing"] else "longest",
         "sdpa": {"disabled": "eager", "sdpa": "auto"}[keys["flash_attn"]],
         "gradient_checkpointing": not keys["disable_gradient_checkpointing"],
     }
@@ -264,7 +264,7 @@ def llama_factory(made: Export):
 def axolotl(made: Export):
     keys = yaml.safe_load(made.text)
     names = {"r": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "quantised": "load_in_4bit"}
-    found = {
+    return {
         **of_arguments(keys, batch="micro_batch_size", optimizer="optimizer"),
         **of_adapters(keys, **names),
         **of_dynamo(made.environment),
@@ -275,7 +275,6 @@ def axolotl(made: Export):
             keys["attn_implementation"], keys["attn_implementation"]
         ),
     }
-    return {**found, **({"precision": "bf16"} if keys["bfloat16"] else {})}
 
 
 def python(made: Export):
@@ -287,7 +286,7 @@ def python(made: Export):
         for name in (*KNOBS, "world_size", "gradient_accumulation", "precision", "sequence_length", "method")
         if name.replace(".", "_") in constants
     }
-    for name in ("r", "alpha", "dropout"):
+    for name in ("r", "alpha", "dropout", "targets"):
         if f"lora_{name}" in constants:
             found[f"lora.{name}"] = yaml.safe_load(constants[f"lora_{name}"])
     return {**found, **_statements(text)}
@@ -348,7 +347,7 @@ READERS = {
 
 
 def test_the_committed_best_files_export(tmp_path):
-    for path in sorted((Path(__file__).parents[2] / "studies").glob("*/best.yaml")):
-        from autocompile.best_file import load
-
+    paths = sorted((Path(__file__).parents[2] / "studies").glob("*/best.yaml"))
+    assert paths
+    for path in paths:
         assert all(exported(load(path), to).text for to in FORMATS)

@@ -182,8 +182,8 @@ PROVISIONAL = "; provisional: the budget did not hold the confirming runs"
         ),
         pytest.param(
             study(Verdict(result=Result.TIE, confirmed=False, config=EAGER), RECORDS[:1]),
-            "no compiled config could be compared with eager, so leave compile off; eager has 8373 tokens/s; "
-            "peak 30.6 of 139.8 GiB" + PROVISIONAL,
+            "no compiled config could be compared with eager, so nothing is known of compile here; "
+            "eager has 8373 tokens/s; peak 30.6 of 139.8 GiB" + PROVISIONAL,
             id="only eager was measured",
         ),
         pytest.param(

@@ -693,3 +693,12 @@ def test_what_the_user_runs_today_is_a_baseline_whatever_the_space_holds():
     assert next_step(study, facts(), [BASELINE, measured(1, today, 9000, role=Role.BASELINE)], 0) == search(LAYER)
     beaten = [*KNOWN_GOOD, measured(7, today, 9000, role=Role.BASELINE)]
     assert today in lineup(history_of(study, facts(), tuple(beaten)))
+
+
+def test_time_that_holds_no_confirmation_is_still_spent_on_what_a_verdict_owes():
+    """One slice of 30 s fits, twice the pair does not."""
+    study, records = spec(seconds=330), [BASELINE, measured(1, LAYER, 14000)]
+    assert next_step(study, facts(), records, 330 - 55) == search(GRAPHS)
+    assert isinstance(next_step(study, facts(), records, 330 - 20), Finished)
+    confirmed_already = [*records, *confirmations(2, (LAYER, [14000.0] * 2), (EAGER, [8000.0] * 2))]
+    assert isinstance(next_step(study, facts(), confirmed_already, 330 - 55), Finished)
