@@ -55,7 +55,7 @@ from dataclasses import asdict
 import torch
 from autocompile.slice.gpu_state import opened
 from autocompile.slice.measure import Stepper, steady_window
-from autocompile.spec import SlicePlan
+from autocompile.slice_plan import SlicePlan
 
 class Quiet:
     def n_compiles(self): return 0
