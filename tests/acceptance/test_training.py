@@ -67,7 +67,7 @@ def test_what_rounds_or_draws_otherwise_is_no_mismatch(here: Path, function: str
 def test_training_with_the_study_s_own_file_runs_what_was_measured(here: Path) -> None:
     workload = {"model": "tiny-llama", "method": "full", "sequence_length": 32}
     twice = {"type": "paired", "configs": [{"scope": "layer"}, {"scope": "layer"}]}
-    trials = tuned(here, workload, twice, "--budget", "30s")["trials"]
+    trials = tuned(here, workload, twice, "--budget", "60s")["trials"]
     found, _ = trained_plainly(here / FOLDER / "best.yaml", cache=here / "another" / "cache")
     measured = [region["code_hashes"] for region in trials[0]["telemetry"]["regions"]]
     assert found["hashes"] == measured != []
