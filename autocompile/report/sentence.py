@@ -12,6 +12,7 @@ from autocompile.spec import Paired
 ALLOWANCE = "from single runs: their own spread, and 10 % between processes"
 NOTABLE_SPREAD = 0.15
 UNDECIDED_RATIO = 1.2  # between the ends of an interval that says nothing of use
+UNDECIDED_SINGLE_RATIO = 1.5  # of single runs, whose allowance alone is 1.2
 PROVISIONAL = "provisional: the budget did not hold the confirming runs"
 
 
@@ -148,7 +149,8 @@ def is_undecided(study: Study) -> bool:
     if verdict.result is not Result.TIE or reference(study) is not None:
         return False
     unknown = verdict.speedup_vs_best_eager is None
-    return unknown or bool(verdict.confirmed and low and high and high > UNDECIDED_RATIO * low)
+    limit = UNDECIDED_RATIO if verdict.confirmed else UNDECIDED_SINGLE_RATIO
+    return unknown or bool(low and high and high > limit * low)
 
 
 def _tie(study: Study) -> str:

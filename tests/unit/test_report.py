@@ -461,6 +461,14 @@ def test_what_the_user_runs_today_is_named(ratio, text):
     assert text in sentence(study(WIN.model_copy(update={"speedup_over_against": ratio}), spec=today))
 
 
+@pytest.mark.parametrize(("confirmed", "low", "said"), [(True, 0.8, True), (False, 0.8, False), (False, 0.5, True)])
+def test_a_tie_whose_interval_says_nothing_is_undecided(confirmed, low, said):
+    tie = {"result": Result.TIE, "config": EAGER, "speedup_vs_best_eager": 1.0, "confirmed": confirmed}
+    found = study(WIN.model_copy(update={**tie, "speedup_low": low, "speedup_high": 1.1}))
+    assert sentence(found).startswith("undecided") is said
+    assert ("Leave compile off." in markdown(found, Places())) is not said
+
+
 def test_ways_to_train_stand_side_by_side_where_they_are_compared():
     asked = SPEC.workload.model_copy(update={"parallel": Parallel.AUTO, "gpus_per_trial": 2, "global_batch": 8})
     ddp, zero, alone = (
