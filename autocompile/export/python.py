@@ -33,14 +33,14 @@ _OPTIMIZERS = {
     "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit(parameters, lr=lr)",
 }
 _OPTIONS = tuple(name for name, knob in KNOBS.items() if knob.inductor and name != "mode")
-_LOST = ("implicit_causal_mask", "compiled_loss")
+_LOST = ("implicit_causal_mask", "compiled_loss", "deepspeed.compile", "deepspeed.deepcompile")
 _CONSTANTS = ("micro_batch", "gradient_accumulation", "precision", "sequence_length", "padding", "method", "parallel")
 
 
 def python(best: BestConfig) -> Export:
     """What takes a patch of transformers is lost; ranks and padding are named for the script to do."""
     asked = fields(best)
-    runs = {**asked, **{name: KNOBS[name].default for name in _LOST}}
+    runs = {**asked, **{name: KNOBS[name].default for name in _LOST if name in asked}}
     why = {}
     if asked["scope"] not in ("none", *_MODULES):
         runs["scope"] = _NEAREST.get(str(asked["scope"]), "layer")

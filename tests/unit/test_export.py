@@ -121,6 +121,11 @@ def test_sharding_is_left_to_the_trainers_own_settings(to, way):
     assert not {"fsdp", "fsdp_config", "deepspeed"} & set(yaml.safe_load(exported(one, to).text))
 
 
+def test_the_piece_of_python_leaves_no_compile_to_deepspeeds_engine():
+    one = best({"scope": "model", "deepspeed.compile": True}, way="zero2", method="full")
+    assert "deepspeed.compile" in {loss.field for loss in lossy(one, exported(one, "python"))}
+
+
 def test_an_unknown_format_is_one_line():
     with pytest.raises(UserError, match="expected one of hf-trainer"):
         exported(best({}), "tlr")
